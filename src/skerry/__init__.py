@@ -1,0 +1,21 @@
+"""Skerry trains one model on many islands of compute that differ in speed, sit far apart, and come and go.
+
+The public names are few: `skerry.Learner` makes a plain PyTorch loop a learner of a shared run, `skerry.save_genesis`
+writes the first version of a model for a syncer. Both need torch, which nothing else here imports.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skerry.adapters.torch import Learner, save_genesis
+
+__version__ = "0.1.0"
+__all__ = ["Learner", "__version__", "save_genesis"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Learner", "save_genesis"):
+        import skerry.adapters.torch
+
+        return getattr(skerry.adapters.torch, name)
+    raise AttributeError(f"module 'skerry' has no attribute {name!r}")

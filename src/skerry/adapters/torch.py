@@ -1,0 +1,198 @@
+"""PyTorch: `skerry.Learner` around a model and its optimizer.
+
+The only module that imports torch besides the built-in trainer. Parameters are the model's trainable ones, once each
+(tied weights count once), float32, on one device. A snapshot is a device-side copy taken on the training thread; its
+way to the host is waited for on the node thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from skerry import config as configs
+from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of
+from skerry.node.learner import Pending
+from skerry.node.model import EMBEDDINGS
+from skerry.shell.address import parse_address, read_token
+from skerry.shell.learner import LearnerShell, RefusedError, learner_name
+
+__all__ = ["Learner", "RefusedError", "save_genesis"]
+
+
+class Learner:
+    """Makes a plain training loop a learner of a shared run; without a syncer's address it does nothing.
+
+    `syncer` is "host:port" or "skerry://host:port" (default: the environment's SKERRY_SYNCER); `name` identifies the
+    learner over restarts (SKERRY_NAME); the shared token is read from `token_file` (SKERRY_TOKEN_FILE). The
+    constructor returns once the model holds the run's current values.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        syncer: str | None = None,
+        *,
+        name: str | None = None,
+        token_file: str | Path | None = None,
+    ) -> None:
+        address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER", "")
+        self._shell: LearnerShell | None = None
+        if not address:
+            return
+        host, port = parse_address(address)
+        file = token_file or os.environ.get("SKERRY_TOKEN_FILE")
+        self._shell = LearnerShell(
+            learner_name(name or os.environ.get("SKERRY_NAME")),
+            layout_of_model(model),
+            TorchParameters(model, optimizer),
+            host,
+            port,
+            read_token(file) if file else None,
+        )
+        try:
+            self._shell.start()
+        except BaseException:
+            self._shell.close(timeout_s=0.0)
+            raise
+
+    def step(self, tokens: int, loss: float = 0.0) -> bool:
+        """Call after each optimizer step; never waits for the network. False once the run wants no more steps."""
+        return True if self._shell is None else self._shell.step(tokens, loss)
+
+    def close(self) -> None:
+        """Hand over what is left and leave the run."""
+        if self._shell is not None:
+            self._shell.close()
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        return True if self._shell is None else self._shell.is_running
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's budget that is spent, for learning-rate schedules; 0 without a syncer."""
+        machine = self._shell.node.machine if self._shell else None
+        return machine.progress if machine else 0.0
+
+    @property
+    def config(self) -> configs.Config | None:
+        """The run's configuration, as the syncer gave it."""
+        return self._shell.node.config if self._shell else None
+
+    @property
+    def index(self) -> int:
+        """This learner's number in the run, by order of first joining: picks a data shard."""
+        welcome = self._shell.node.welcome if self._shell else None
+        return welcome.index if welcome else 0
+
+    @property
+    def prior_steps(self) -> int:
+        """Steps of this learner's earlier lives: where its data stream goes on."""
+        welcome = self._shell.node.welcome if self._shell else None
+        return welcome.prior_steps if welcome else 0
+
+    @property
+    def ramp(self) -> float:
+        """Factor for the inner learning rate: rises to 1 over `join_warmup` steps after joining a run under way."""
+        shell = self._shell
+        if shell is None or shell.node.machine is None or shell.node.config is None or shell.node.welcome is None:
+            return 1.0
+        warmup = shell.node.config.learner.join_warmup
+        if shell.node.welcome.progress == 0 or not warmup:
+            return 1.0
+        return min(1.0, (shell.node.machine.step_count + 1) / warmup)
+
+
+class TorchParameters:
+    """A model's parameters as flat fragments, and its optimizer's state."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._named = trainable(model)
+        self._optimizer = optimizer
+
+    @torch.no_grad()
+    def read(self, fragment: Fragment) -> Pending:
+        first = self._named[fragment.slots[0].name]
+        flat = torch.zeros(fragment.size, dtype=torch.float32, device=first.device)
+        for slot in fragment.slots:
+            flat[slot.offset : slot.offset + slot.size].copy_(self._named[slot.name].reshape(-1))
+        if flat.device.type == "cpu":
+            return flat.numpy
+        host = torch.empty(fragment.size, dtype=torch.float32, pin_memory=flat.device.type == "cuda")
+        host.copy_(flat, non_blocking=True)
+        copied = torch.cuda.Event() if flat.device.type == "cuda" else None
+        if copied is not None:
+            copied.record()
+
+        def values() -> F32:
+            if copied is not None:
+                copied.synchronize()
+            return host.numpy()
+
+        return values
+
+    @torch.no_grad()
+    def add(self, fragment: Fragment, increment: F32) -> None:
+        flat = torch.from_numpy(increment)
+        for slot in fragment.slots:
+            parameter = self._named[slot.name]
+            part = flat[slot.offset : slot.offset + slot.size].view(parameter.shape)
+            parameter.add_(part.to(parameter.device, non_blocking=True))
+
+    @torch.no_grad()
+    def write(self, fragment: Fragment, values: F32) -> None:
+        flat = torch.from_numpy(np.array(values))  # a base is shared and read-only; torch wants its own
+        for slot in fragment.slots:
+            parameter = self._named[slot.name]
+            parameter.copy_(flat[slot.offset : slot.offset + slot.size].view(parameter.shape))
+
+    def reset_optimizer(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that take part: trainable, each once; anything but float32 is refused by name."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError("the model has no trainable parameter: nothing to synchronise")
+    for name, parameter in named.items():
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype}: keep parameters in torch.float32 and use autocast for speed"
+            )
+    return named
+
+
+def layout_of_model(model: nn.Module) -> Layout:
+    embeddings = embedding_names(model)
+    return layout_of(
+        Tensor(name, tuple(p.shape), "embedding" if name in embeddings else "other")
+        for name, p in trainable(model).items()
+    )
+
+
+def embedding_names(model: nn.Module) -> set[str]:
+    """Parameters of nn.Embedding modules: those are averaged, not merged by direction."""
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    return {name for name, p in model.named_parameters() if id(p) in weights}
+
+
+def save_genesis(model: nn.Module, path: str | Path) -> None:
+    """Write the model's current values as the first version of a run: `skerry syncer --genesis PATH`."""
+    arrays = {name: p.detach().cpu().contiguous() for name, p in trainable(model).items()}
+    save_file(arrays, str(path), {EMBEDDINGS: json.dumps(sorted(embedding_names(model)))})

@@ -1,0 +1,23 @@
+"""Computes: arrays in, arrays out. No clock, no I/O, no randomness; numpy and numba, never torch."""
+
+import numpy as np
+
+from skerry.algo import codecs, fragments, merge, outer
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the disk cache, with the types it will meet.
+
+    Called once before processes are spawned, so that none of them compiles, and none compiles in mid-run.
+    """
+    layout = fragments.layout_of([fragments.Tensor("a", (3,), "embedding"), fragments.Tensor("b", (200,))])
+    (fragment,) = fragments.split(layout, 1)
+    x = fragments.gather(fragment, {"a": np.ones(3, np.float32), "b": np.ones(200, np.float32)})
+    zeros = np.zeros_like(x)
+    for codec in codecs.CODECS:
+        published = outer.publish(codec, x, zeros)
+        outer.adopt(codec, published.payload, zeros)
+        norms = codecs.inspect(codec, published.payload, fragment).norms
+        merge.merge("rda", fragment, [merge.Held(codec, published.payload, 1.0, norms)])
+    for rule in outer.OUTER_RULES:
+        outer.outer_step(rule, 0.7, 0.9, x, zeros, zeros, x)

@@ -1,0 +1,368 @@
+"""The inner loops, compiled: codec blocks, scaled sums, row norms and the outer step.
+
+Rules that hold here, so that the same bytes give the same bits on every machine and for any thread count:
+- every product is rounded before it is added (no fastmath, hence no fused multiply-add);
+- a sum that crosses elements runs in LANES fixed float64 lanes, never in lanes of the CPU's own width;
+- kernels take contiguous arrays, inputs read-only (`frozen`), so that each is compiled for one signature;
+- kernels are serial and release the GIL; threads come from `over_rows` (numba's own cannot be entered twice);
+- loops run over slices, for an index like x[lo + j] would keep them from being vectorised.
+All kernels live in this one file: numba's disk cache does not notice a change in a callee elsewhere.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from skerry.algo.fragments import BLOCK, ROW
+
+Array = npt.NDArray[Any]
+
+LANES = 64  # float64 partial sums a row; must divide BLOCK
+HALF = BLOCK // 2
+ROWS_PER_THREAD_MIN = 16  # below this a thread costs more than it saves
+
+SIGN_OFF = np.uint32(0x7FFFFFFF)
+INFINITY_BITS = np.uint32(0x7F800000)
+SCALE_MIN = np.float32(2.0**-126)  # smallest normal float32: below it 1 / scale overflows
+ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds to the nearest integer, ties to even
+
+assert BLOCK % LANES == 0 and ROW % BLOCK == 0
+
+
+def over_rows(work: Callable[[int, int], None], row_count: int, threads: int) -> None:
+    """Call work(lo, hi) on ranges that cover [0, row_count); on this very thread when one is enough."""
+    parts = max(1, min(threads, row_count // ROWS_PER_THREAD_MIN))
+    if parts == 1:
+        return work(0, row_count)
+    edges = [row_count * part // parts for part in range(parts + 1)]
+    with ThreadPoolExecutor(parts) as pool:
+        for future in [pool.submit(work, lo, hi) for lo, hi in pairwise(edges)]:
+            future.result()
+
+
+def frozen(array: Array) -> Array:
+    """A read-only view: to numba a writable and a read-only array are different types."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def check_flat(size: int, *arrays: Array) -> None:
+    """Kernels do not check bounds or types, so that these arrays are float32[size] is checked before them."""
+    for x in arrays:
+        fits = x.dtype == np.float32 and x.shape == (size,) and x.flags.c_contiguous
+        assert fits, f"expected contiguous float32[{size}], not {x.dtype}{list(x.shape)}"
+
+
+# Encoders and decoders: x and out hold len(codes) elements, a whole number of blocks.
+
+
+@njit(cache=True, nogil=True)
+def encode_bf16(x: Array, codes: Array) -> None:
+    """Upper half of the float32 bits, rounded to nearest even; a NaN stays a (quiet) NaN."""
+    bits = x.view(np.uint32)
+    for j in range(codes.size):
+        word = bits[j]
+        odd = np.uint32((word >> np.uint32(16)) & np.uint32(1))
+        rounded = np.uint32(np.uint32(word + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        quiet = np.uint32(np.uint32(word >> np.uint32(16)) | np.uint32(0x40))
+        codes[j] = np.uint16(quiet if np.uint32(word & SIGN_OFF) > INFINITY_BITS else rounded)
+
+
+@njit(cache=True, nogil=True)
+def decode_bf16(codes: Array, out: Array) -> None:
+    """The sixteen bits followed by sixteen zeros."""
+    bits = out.view(np.uint32)
+    for j in range(codes.size):
+        bits[j] = np.uint32(codes[j]) << np.uint32(16)
+
+
+@njit(cache=True, nogil=True)
+def encode_int8(x: Array, scales: Array, codes: Array) -> None:
+    """scale = max|x| / 127, code = round(x / scale)."""
+    bits = x.view(np.uint32)
+    for b in range(scales.size):
+        scale, inverse = _block_scale(bits[b * BLOCK : (b + 1) * BLOCK], np.float32(127))
+        scales[b] = scale
+        values = x[b * BLOCK : (b + 1) * BLOCK]
+        block = codes[b * BLOCK : (b + 1) * BLOCK]
+        if inverse == 0:
+            block[:] = 0
+            continue
+        for j in range(BLOCK):
+            block[j] = np.int8(np.int32((values[j] * inverse + ROUNDER) - ROUNDER))
+
+
+@njit(cache=True, nogil=True)
+def decode_int8(scales: Array, codes: Array, out: Array) -> None:
+    """x = scale · code."""
+    for b in range(scales.size):
+        scale = scales[b]
+        block = codes[b * BLOCK : (b + 1) * BLOCK]
+        values = out[b * BLOCK : (b + 1) * BLOCK]
+        for j in range(BLOCK):
+            values[j] = scale * np.float32(block[j])
+
+
+@njit(cache=True, nogil=True)
+def encode_int4(x: Array, scales: Array, codes: Array) -> None:
+    """scale = max|x| / 7, code = round(x / scale) + 8; byte j holds elements j (low) and j + 64 (high)."""
+    bits = x.view(np.uint32)
+    for b in range(scales.size):
+        scale, inverse = _block_scale(bits[b * BLOCK : (b + 1) * BLOCK], np.float32(7))
+        scales[b] = scale
+        low = x[b * BLOCK : b * BLOCK + HALF]
+        high = x[b * BLOCK + HALF : (b + 1) * BLOCK]
+        block = codes[b * HALF : (b + 1) * HALF]
+        if inverse == 0:
+            block[:] = 0x88
+            continue
+        for j in range(HALF):
+            first = np.int32((low[j] * inverse + ROUNDER) - ROUNDER)
+            second = np.int32((high[j] * inverse + ROUNDER) - ROUNDER)
+            block[j] = np.uint8(np.uint32(first + 8) | np.uint32((second + 8) << 4))
+
+
+@njit(cache=True, nogil=True)
+def decode_int4(scales: Array, codes: Array, out: Array) -> None:
+    """x = scale · (code − 8)."""
+    for b in range(scales.size):
+        scale = scales[b]
+        block = codes[b * HALF : (b + 1) * HALF]
+        low = out[b * BLOCK : b * BLOCK + HALF]
+        high = out[b * BLOCK + HALF : (b + 1) * BLOCK]
+        for j in range(HALF):
+            low[j] = scale * np.float32(np.int32(block[j] & np.uint8(15)) - np.int32(8))
+            high[j] = scale * np.float32(np.int32(block[j] >> np.uint8(4)) - np.int32(8))
+
+
+@njit(cache=True, nogil=True)
+def _block_scale(bits: Array, levels: np.float32) -> tuple[np.float32, np.float32]:
+    """(scale, 1 / scale) of one block; the inverse is 0 where no scale will do and every code must be zero.
+
+    Comparing the bits as integers gives the same order as comparing magnitudes, puts NaN above infinity, and
+    (unlike a float maximum) can be vectorised without changing its meaning.
+    """
+    top = np.uint32(0)
+    for j in range(BLOCK):
+        top = max(top, np.uint32(bits[j] & SIGN_OFF))
+    if top >= INFINITY_BITS:
+        return np.float32(np.nan), np.float32(0)
+    scale = np.uint32(top).view(np.float32) / levels
+    if scale < SCALE_MIN:
+        return np.float32(0), np.float32(0)
+    return scale, np.float32(1) / scale
+
+
+# Scaled sums: acc ← acc + coefficient[slot] · decoded, over rows [row_lo, row_hi). Each row is decoded into a
+# scratch that stays in the first-level cache.
+
+
+@njit(cache=True, nogil=True)
+def accumulate_fp32(
+    codes: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    coef: Array,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        _add_scaled(coef[row_slot[r]], codes[lo:hi], acc[lo:hi])
+
+
+@njit(cache=True, nogil=True)
+def accumulate_bf16(
+    codes: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    coef: Array,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    scratch = np.empty(ROW, np.float32)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_bf16(codes[lo:hi], row)
+        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
+
+
+@njit(cache=True, nogil=True)
+def accumulate_int8(
+    scales: Array,
+    codes: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    coef: Array,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    scratch = np.empty(ROW, np.float32)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_int8(scales[lo // BLOCK : hi // BLOCK], codes[lo:hi], row)
+        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
+
+
+@njit(cache=True, nogil=True)
+def accumulate_int4(
+    scales: Array,
+    codes: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    coef: Array,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    scratch = np.empty(ROW, np.float32)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_int4(scales[lo // BLOCK : hi // BLOCK], codes[lo // 2 : hi // 2], row)
+        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
+
+
+@njit(cache=True, nogil=True)
+def _add_scaled(coefficient: np.float32, x: Array, acc: Array) -> None:
+    for j in range(acc.size):
+        acc[j] += coefficient * x[j]
+
+
+# Row sums of squares, and the largest magnitude seen, as bits (INFINITY_BITS or more: not all is finite).
+
+
+@njit(cache=True, nogil=True)
+def inspect_fp32(
+    codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
+) -> np.uint32:
+    lanes = np.empty(LANES, np.float64)
+    top = np.uint32(0)
+    for r in range(row_lo, row_hi):
+        row = codes[row_start[r] : row_stop[r]]
+        squares[r] = _sum_of_squares(row, lanes)
+        top = max(top, top_bits(row.view(np.uint32)))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def inspect_bf16(
+    codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
+) -> np.uint32:
+    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
+    top = np.uint32(0)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_bf16(codes[lo:hi], row)
+        squares[r] = _sum_of_squares(row, lanes)
+        top = max(top, top_bits(row.view(np.uint32)))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def inspect_int8(
+    scales: Array, codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
+) -> np.uint32:
+    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
+    top = np.uint32(0)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_int8(scales[lo // BLOCK : hi // BLOCK], codes[lo:hi], row)
+        squares[r] = _sum_of_squares(row, lanes)
+        top = max(top, top_bits(row.view(np.uint32)))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def inspect_int4(
+    scales: Array, codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
+) -> np.uint32:
+    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
+    top = np.uint32(0)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_int4(scales[lo // BLOCK : hi // BLOCK], codes[lo // 2 : hi // 2], row)
+        squares[r] = _sum_of_squares(row, lanes)
+        top = max(top, top_bits(row.view(np.uint32)))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def _sum_of_squares(row: Array, lanes: Array) -> float:
+    """Σ x² in float64: lane k takes elements k, k + LANES, …; then the lanes are added in order."""
+    lanes[:] = 0.0
+    for lo in range(0, row.size, LANES):
+        piece = row[lo : lo + LANES]
+        for k in range(LANES):
+            value = np.float64(piece[k])
+            lanes[k] += value * value
+    total = 0.0
+    for k in range(LANES):
+        total += lanes[k]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def top_bits(bits: Array) -> np.uint32:
+    top = np.uint32(0)
+    for j in range(bits.size):
+        top = max(top, np.uint32(bits[j] & SIGN_OFF))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def scale_rows(
+    factors: Array, row_start: Array, row_stop: Array, row_slot: Array, acc: Array, row_lo: int, row_hi: int
+) -> None:
+    """acc ← factors[slot] · acc over rows [row_lo, row_hi)."""
+    for r in range(row_lo, row_hi):
+        factor = factors[row_slot[r]]
+        row = acc[row_start[r] : row_stop[r]]
+        for j in range(row.size):
+            row[j] = factor * row[j]
+
+
+# Outer steps, elementwise.
+
+
+@njit(cache=True, nogil=True)
+def nesterov(
+    lr: np.float32,
+    momentum: np.float32,
+    theta: Array,
+    error: Array,
+    velocity: Array,
+    delta: Array,
+    x: Array,
+    velocity_out: Array,
+) -> None:
+    """b ← μ b + Δ;  x = (Θ + e) + η (Δ + μ b)."""
+    for j in range(x.size):
+        b = momentum * velocity[j] + delta[j]
+        velocity_out[j] = b
+        x[j] = (theta[j] + error[j]) + lr * (delta[j] + momentum * b)
+
+
+@njit(cache=True, nogil=True)
+def sgd(lr: np.float32, theta: Array, error: Array, delta: Array, x: Array) -> None:
+    """x = (Θ + e) + η Δ."""
+    for j in range(x.size):
+        x[j] = (theta[j] + error[j]) + lr * delta[j]

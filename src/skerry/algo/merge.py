@@ -1,0 +1,130 @@
+"""Merges the held contributions to one fragment into one delta: weighted mean, or radial-directional (RDA).
+
+Rules that hold here: contributions come in learner-id order and are added in that order; coefficients are
+computed in float64 and rounded once; sums are float32, a product rounded before it is added. So the result
+depends neither on the order of arrival nor on the number of threads. Deltas are drifts (θ − Θ), minus the
+paper's outer gradients. Knows nothing of who contributed or why: quorum and trust are settled before.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from skerry.algo import codecs, kernels
+from skerry.algo.codecs import F64
+from skerry.algo.fragments import F32, I64, ROW, Fragment
+from skerry.algo.kernels import Array, check_flat, frozen, over_rows
+
+ROWS_AT_ONCE = 2**20 // (4 * ROW)  # 1 MiB of accumulator, kept in cache while all are added to it
+NORM_MIN = 1e-30  # a shorter vector has no direction: its inverse norm would not fit a float32
+DIRECTION_MIN = 1e-6  # directions whose mean is shorter have cancelled: what is left is rounding
+
+
+class Held(NamedTuple):
+    """One contribution as it is held: encoded, verified, its norms taken on arrival."""
+
+    codec: str
+    payload: Array  # uint8
+    weight: float
+    norms: F64  # per slot, from codecs.inspect
+
+
+Rule = Callable[[Fragment, Sequence[Held], F32, int], None]  # (fragment, held, out, threads)
+
+
+def merge(rule: str, fragment: Fragment, held: Sequence[Held], threads: int = 1, out: F32 | None = None) -> F32:
+    """The merged delta of contributions in learner-id order; padding is zero whatever they carried there."""
+    assert held, "a merge needs at least one contribution"
+    if rule not in RULES:
+        raise ValueError(f"unknown merge rule {rule!r}, known are {', '.join(RULES)}")
+    merged = np.empty(fragment.size, np.float32) if out is None else out
+    check_flat(fragment.size, merged)
+    RULES[rule](fragment, held, merged, threads)
+    for slot in fragment.slots:
+        merged[slot.offset + slot.size : slot.padded_stop] = 0.0
+    return merged
+
+
+def token_weight(tokens: int, steps: int) -> float:
+    """w = tokens · (tokens / steps): quantity times quality (paper, section 3.2); no steps weigh nothing."""
+    return tokens * tokens / steps if steps else 0.0
+
+
+def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
+    """Δ = Σ w v / Σ w."""
+    _add_up(fragment, held, _per_slot(_shares(held), fragment), out, threads)
+
+
+def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
+    """Δ = (Σ w ‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w) per tensor, φ(v) = v / ‖v‖, φ(0) = 0 (paper, section D.2).
+
+    Embeddings are averaged, for their deltas are not near orthogonal. So is a tensor whose directions cancel:
+    nothing but rounding would be left to point the way.
+    """
+    shares = _per_slot(_shares(held), fragment)  # (learners, slots), as are norms
+    norms = np.stack([contribution.norms for contribution in held])
+    averaged = np.array([slot.kind == "embedding" for slot in fragment.slots])
+    squares = np.empty(fragment.row_count, np.float64)
+
+    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > NORM_MIN)
+    _add_up(fragment, held, shares * np.where(averaged, 1.0, inverse), out, threads, squares)
+    lengths = codecs.slot_norms(fragment, squares)
+    radii = np.add.accumulate(shares * norms, axis=0)[-1]  # accumulate adds in learner order, sum need not
+
+    cancelled = ~averaged & (lengths < DIRECTION_MIN)
+    _scale(fragment, np.where(averaged, 1.0, radii / np.maximum(lengths, DIRECTION_MIN)), out, threads)
+    for slot in np.flatnonzero(cancelled):
+        _add_up(fragment, held, shares, out, threads, rows=np.flatnonzero(fragment.row_slot == slot))
+
+
+RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean}
+
+
+def _shares(held: Sequence[Held]) -> F64:
+    """w / Σ w of each contribution."""
+    weights = np.array([contribution.weight for contribution in held], np.float64)
+    total = math.fsum(weights)
+    assert 0 < total < math.inf and weights.min() >= 0, f"no mean over weights {weights.tolist()}"
+    return weights / total
+
+
+def _per_slot(shares: F64, fragment: Fragment) -> F64:
+    return np.repeat(shares[:, None], len(fragment.slots), axis=1)
+
+
+def _add_up(
+    fragment: Fragment,
+    held: Sequence[Held],
+    coefficients: F64,
+    out: F32,
+    threads: int,
+    squares: F64 | None = None,
+    rows: I64 | None = None,
+) -> None:
+    """out ← Σ coefficients[learner, slot] · decoded, over all rows or a run of them.
+
+    `squares`, if handed in, gets each row's Σ x² while the row is still in cache.
+    """
+    opened = [(c.codec, codecs.readable(c.codec, c.payload, fragment.size)) for c in held]
+    rounded = coefficients.astype(np.float32)
+    first, count = (0, fragment.row_count) if rows is None else (int(rows[0]), len(rows))
+
+    def work(row_lo: int, row_hi: int) -> None:
+        for lo in range(first + row_lo, first + row_hi, ROWS_AT_ONCE):
+            hi = min(lo + ROWS_AT_ONCE, first + row_hi)
+            out[fragment.row_start[lo] : fragment.row_stop[hi - 1]] = 0.0
+            for (codec, parts), coefficient in zip(opened, rounded, strict=True):
+                codecs.accumulate_parts(codec, parts, fragment, coefficient, out, lo, hi)
+            if squares is not None:
+                codecs.inspect_parts("fp32", (frozen(out),), fragment, squares, lo, hi)
+
+    over_rows(work, count, threads)
+
+
+def _scale(fragment: Fragment, factors: F64, out: F32, threads: int) -> None:
+    """out ← factors[slot] · out."""
+    rows = (fragment.row_start, fragment.row_stop, fragment.row_slot)
+    rounded = frozen(factors.astype(np.float32))
+    over_rows(lambda lo, hi: kernels.scale_rows(rounded, *rows, out, lo, hi), fragment.row_count, threads)

@@ -1,0 +1,160 @@
+"""The command line: a file a verb; each parses, calls and prints.
+
+Theirs (bad input) is refused in one line on stderr with exit code 2; ours (a bug) crashes with a traceback. With
+`--json` exactly one JSON object goes to stdout and nothing else does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from skerry import __version__
+from skerry.config import ConfigError
+from skerry.wire.transport import WireError
+
+VERBS = {
+    "demo": "train on four local learners, kill one, kill the syncer, and show what happens",
+    "train": "a local run: a syncer and learners under one supervisor",
+    "syncer": "serve a run directory to learners anywhere",
+    "learner": "train as one learner of a run, dialling its syncer",
+    "export": "write a run's model as safetensors",
+    "bench": "measure, subject and reference in one run",
+}
+OVERRIDE = re.compile(r"--([a-z_]+\.[a-z_]+)(?:=(.*))?", re.DOTALL)
+
+
+class Refusal(Exception):
+    """Bad input that only a command knows of: one line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; exit 0 done, 2 refused, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    try:
+        code = _dispatch(words)
+    except KeyboardInterrupt:
+        code = 130
+    except _refusals() as error:
+        line = " ".join(str(error).split())
+        print(f"skerry: {line}", file=sys.stderr)
+        if as_json:
+            print_json({"error": line})
+        code = 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from skerry.node.model import ModelError
+    from skerry.shell.learner import RefusedError
+    from skerry.store.files import StoreError
+    from skerry.train.data import DataError
+
+    return (Refusal, ConfigError, WireError, ModelError, StoreError, DataError, RefusedError)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if words[0] == "--version":
+        print(f"skerry {__version__}")
+        return 0
+    verb, rest = words[0], words[1:]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(VERBS)}"
+        raise Refusal(f"unknown command {verb!r}: {hint}")
+    module = __import__(f"skerry.cli.{verb}", fromlist=["run"])
+    code: int = module.run(rest)
+    return code
+
+
+def _usage() -> str:
+    verbs = "\n".join(f"  {verb:8s} {text}" for verb, text in VERBS.items())
+    return f"usage: skerry COMMAND …\n\n{verbs}\n\n`skerry COMMAND --help` tells the rest."
+
+
+# ---------------------------------------------------------------------------------------------- for the verbs
+
+
+def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, Any]]]:
+    """Options, and dotted overrides such as `--sync.quorum 2` or `--sync.quorum=2`."""
+    plain, overrides = _split_overrides(words)
+    options, unknown = parser.parse_known_args(plain)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        parser.error(f"unknown argument {unknown[0]!r}{hint}")
+    return options, overrides
+
+
+def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, Any]]]:
+    plain: list[str] = []
+    overrides: list[tuple[str, Any]] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        match = OVERRIDE.fullmatch(word)
+        if match is None:
+            plain.append(word)
+            continue
+        if match[2] is None and not left:
+            raise Refusal(f"{word}: a value is missing")
+        overrides.append((match[1], _value(match[2] if match[2] is not None else left.pop(0))))
+    return plain, overrides
+
+
+def _value(text: str) -> Any:
+    """A TOML-like scalar: number, true/false, or text."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def print_json(record: object) -> None:
+    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+
+
+def log_to_stderr(name: str, level: int = logging.INFO) -> None:
+    """One line a happening, with the process's name."""
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True
+    )
+
+
+def until_signalled(parent: int) -> Callable[[], bool]:
+    """True until SIGTERM or SIGINT comes (a second one ends the process at once) or the parent process is gone."""
+    signals: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            os._exit(130)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    return lambda: not signals and (parent == 0 or os.getppid() == parent)

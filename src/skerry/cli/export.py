@@ -1,0 +1,40 @@
+"""skerry export: write a run's model as safetensors, loadable without Skerry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from skerry import cli
+from skerry.node import model
+from skerry.store.store import Store
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry export", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--out", type=Path, help="default: RUN_DIR/model.safetensors")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    out = options.out or options.run / "model.safetensors"
+    if not out.parent.is_dir():
+        raise cli.Refusal(f"--out {out}: {out.parent} is not a directory")
+    with Store.open(options.run, readonly=True) as store:
+        if not store.records:
+            raise cli.Refusal(f"{options.run}: holds no run: check the path")
+        state = model.state_of(store)
+        digest = model.export(store, state, out)
+    record = {
+        "model_path": str(out),
+        "model_sha256": digest,
+        "phase": state.phase,
+        "merges": state.merges,
+        "parameters": model.layout_in(state).param_count,
+    }
+    if options.json:
+        cli.print_json(record)
+    else:
+        print(f"{out}  ({record['parameters']:,} parameters after {state.merges} merges)\nsha256 {digest}")
+    return 0

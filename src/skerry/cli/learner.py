@@ -1,0 +1,57 @@
+"""skerry learner: train as one learner of a run, dialling its syncer; the syncer says what to train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from skerry import cli
+from skerry import config as configs
+from skerry.shell.address import parse_address, read_token
+from skerry.shell.learner import fetch_config, learner_name
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry learner", description=__doc__)
+    parser.add_argument("--syncer", default=os.environ.get("SKERRY_SYNCER"), help="host:port (or SKERRY_SYNCER)")
+    parser.add_argument("--name", default=os.environ.get("SKERRY_NAME"), help="who this is, also after a restart")
+    parser.add_argument("--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret")
+    parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s; 0.5 is half as fast")
+    parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise cli.Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
+    if not options.syncer:
+        raise cli.Refusal("no syncer: give --syncer host:port or set SKERRY_SYNCER")
+    if not options.speed > 0 or options.threads < 1:
+        raise cli.Refusal(f"--speed {options.speed} --threads {options.threads}: both must be above zero")
+    name = learner_name(options.name)
+    cli.log_to_stderr(name)
+    token = read_token(options.token_file) if options.token_file else None
+    config = fetch_config(*parse_address(options.syncer), token)
+    if options.data:
+        config = configs.resolve(config, None, [("data.path", options.data)])
+    _train(config, name, options)
+    if options.json:
+        cli.print_json({"learner": name, "run": config.run.name})
+    return 0
+
+
+def _train(config: configs.Config, name: str, options) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    from skerry.train.loop import train
+
+    torch.set_num_threads(options.threads)
+    wanted = cli.until_signalled(options.parent)
+    train(
+        config,
+        options.syncer,
+        name,
+        options.speed,
+        options.token_file,
+        wanted,
+    )

@@ -1,0 +1,109 @@
+"""skerry syncer: serve a run directory to learners anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from skerry import algo, cli
+from skerry import config as configs
+from skerry.algo import fragments
+from skerry.node import model
+from skerry.shell.address import PORT, read_token
+from skerry.shell.syncer import SyncerShell
+from skerry.store.store import Store
+from skerry.train.shapes import shape_of
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry syncer", description=__doc__)
+    parser.add_argument(
+        "--run", type=Path, required=True, metavar="DIR", help="the run directory; resumed if it holds a run"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve; beyond loopback a token is required")
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--token-file", help="file with the shared secret learners must know")
+    parser.add_argument(
+        "--genesis", type=Path, help="safetensors with the first values (default: the built-in GPT, seeded)"
+    )
+    parser.add_argument("--config", type=Path, help="TOML file")
+    parser.add_argument("--preset", choices=sorted(configs.PRESETS), default="default")
+    parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    options, overrides = cli.parse(parser, words)
+    if not 0 <= options.port < 65536:
+        raise cli.Refusal(f"--port {options.port}: must be from 0 to 65535")
+    cli.log_to_stderr("syncer")
+    token = read_token(options.token_file) if options.token_file else None
+    with open_run(options.run, options.genesis, options, overrides) as store:
+        shell = SyncerShell(store, options.host, options.port, token)
+        wanted = cli.until_signalled(options.parent)
+        print(f"skerry: serving {options.run} on {shell.server.address}", file=sys.stderr)
+        algo.warm_up()
+        reason = shell.run(wanted)
+        state = shell.node.machine.state
+    if options.json:
+        cli.print_json({"ended": reason, "phase": state.phase, "merges": state.merges, "run_dir": str(options.run)})
+    return 0
+
+
+def open_run(root: Path, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> Store:
+    """The run in this directory, created if it holds none."""
+    store = Store.open(root)
+    try:
+        if store.records:
+            _check_resume(store, genesis, options, overrides)
+            return store
+        _create(store, genesis, options, overrides)
+    except BaseException:
+        store.close()
+        raise
+    store.close()
+    return Store.open(root)
+
+
+def _check_resume(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:
+    state = model.state_of(store)
+    if state.phase == "closed":
+        raise cli.Refusal(f"{store.root}: this run is closed; export it, or give --run a fresh directory")
+    if overrides or getattr(options, "config", None):
+        raise cli.Refusal(
+            f"{store.root}: holds a run, which goes on with its own configuration: leave --config and overrides out"
+        )
+    if genesis is not None:
+        difference = fragments.first_difference(model.read_genesis(genesis)[0], model.layout_in(state))
+        if difference:
+            raise cli.Refusal(
+                f"{store.root}: holds a run of another model: {difference} (here: {genesis}, there: the run)"
+            )
+
+
+def _create(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:
+    base = configs.PRESETS[getattr(options, "preset", "default")]()
+    config = configs.validate(configs.resolve(base, getattr(options, "config", None), overrides))
+    shape_of(config.model)
+    if genesis is not None:
+        model.create_run(store, config, *model.read_genesis(genesis), time.time())
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "genesis.safetensors"
+        make_genesis(config, made)
+        model.create_run(store, config, *model.read_genesis(made), time.time())
+
+
+def make_genesis(config: configs.Config, path: Path) -> None:
+    """Initialise the built-in model in a process of its own, because this one never loads torch."""
+    code = (
+        "import sys; from skerry import config, save_genesis; from skerry.train.loop import model_of;"
+        "save_genesis(model_of(config.decode(sys.stdin.buffer.read())), sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], input=configs.encode(config), capture_output=True, check=False
+    )
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise cli.Refusal(f"the built-in model could not be made ({' '.join(last)}): give --genesis FILE")

@@ -1,0 +1,277 @@
+"""The whole configuration of a run: one frozen struct a table, presets as functions, one `validate`.
+
+The syncer is the only source of configuration: it stores the resolved config on the tape and hands it to every
+learner that joins. Unknown keys are refused with their path. Nothing deeper in reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+Codec = Literal["fp32", "bf16", "int8", "int4"]
+
+
+class ConfigError(Exception):
+    """A configuration nobody can run: one line naming the key, the value and what to do."""
+
+
+class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is trained and until when: exactly one of the three budgets is set."""
+
+    name: str = "skerry"
+    seed: int = 0
+    learners: int = 4  # how many can exist at once (M)
+    tokens: int = 0
+    steps: int = 0  # inner steps per learner, on average over `learners`
+    minutes: float = 0.0
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The built-in GPT; a number above zero overrides the preset's. A learner with its own model ignores this."""
+
+    preset: str = "1m"
+    layers: int = 0
+    width: int = 0
+    heads: int = 0
+    context: int = 0
+
+
+class Data(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    path: str = "stdlib"  # a file, a folder, or this machine's Python standard library
+    batch: int = 4
+    bytes_max: int = 64 << 20
+    held_out_batches: int = 16
+
+
+class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When fragments are synchronised, and who must be in."""
+
+    num_fragments: int = 24  # P
+    sync_every: int = 24  # H, in inner steps
+    fragment_sync_delay: int = 2  # tau, in inner steps
+    quorum: int | float = 0.5  # K: a number of learners, or a share of the ready ones
+    grace: float = 0.8  # gamma, the share of the measured slack that may be waited
+    policy: Literal["warm", "fixed"] = "warm"
+    warm_share: float = 0.2  # of the budget, at H = warm_every, plain mean, outer step 1, no momentum
+    warm_every: int = 4
+    ramp_share: float = 0.0  # of the budget after it, over which H grows linearly to sync_every
+    stale_versions_max: int = 16
+    stall_s: float = 20.0  # a connected learner that takes no step for this long does not count for the quorum
+    close_timeout_s: float = 30.0
+
+
+class Merge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    rule: Literal["rda", "mean"] = "rda"  # embeddings are always averaged
+    threads: int = 1
+
+
+class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    rule: Literal["nesterov", "sgd"] = "nesterov"
+    lr: float = 0.3  # eta
+    momentum: float = 0.9  # mu
+
+
+class Wire(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    codec_up: Codec = "int4"
+    codec_down: Codec = "int4"
+    heartbeat_s: float = 1.0
+    timeout_s: float = 10.0
+    held_bytes_max: int = 4 << 30
+
+
+class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    deltas_kept: int = 4  # newest deltas per fragment kept in memory for learners a few versions behind
+    segment_bytes: int = 8 << 20
+
+
+class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The inner loop of the built-in trainer, and how a learner keeps what quantisation left over."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    step_s: float = 0.0  # pad each step to this many seconds / speed; 0 runs free
+    join_warmup: int = 10  # steps over which the inner rate is ramped after joining
+    residual: Literal["theta", "buffer"] = "buffer"
+    leave_timeout_s: float = 5.0
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    sync: Sync = Sync()
+    merge: Merge = Merge()
+    outer: Outer = Outer()
+    wire: Wire = Wire()
+    store: Store = Store()
+    learner: Learner = Learner()
+
+
+def default() -> Config:
+    """The recommended defaults: warm phase, RDA, Nesterov (0.3, 0.9), int4 both ways."""
+    return Config()
+
+
+def local() -> Config:
+    """Learners that share a small machine: paced, so that figures speak of the protocol, not of the scheduler."""
+    return Config(
+        run=Run(learners=4),
+        sync=Sync(num_fragments=12, sync_every=12),
+        learner=Learner(step_s=0.4),
+    )
+
+
+def paper() -> Config:
+    """The paper's setting: P = H = 24, tau = 2, K = 1 with grace, fixed H, lineage outer step."""
+    return Config(
+        sync=Sync(quorum=1, policy="fixed"),
+        outer=Outer(lr=0.7, momentum=0.9),
+        wire=Wire(codec_up="bf16", codec_down="bf16"),
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {"default": default, "local": local, "paper": paper}
+
+
+def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+    """A preset, then a TOML file, then dotted overrides; checked once, here."""
+    tables: dict[str, Any] = msgspec.to_builtins(base)
+    if file is not None:
+        _overlay(tables, _read_toml(file), str(file))
+    for key, value in overrides:
+        *path, last = key.split(".")
+        if len(path) != 1:
+            raise ConfigError(f"{key}: an override names a table and a key, like sync.quorum")
+        _overlay(tables, {path[0]: {last: value}}, "command line")
+    try:
+        config = msgspec.convert(tables, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_plain(error, tables)) from None
+    return config
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}): check the path given to --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not valid TOML: {error}") from None
+
+
+def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str) -> None:
+    for table, values in changes.items():
+        if table not in tables:
+            raise ConfigError(f"{where}: unknown table [{table}]{_near(table, tables)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{where}: {table} is a table, write [{table}] and keys below it")
+        for key, value in values.items():
+            if key not in tables[table]:
+                raise ConfigError(f"{where}: unknown key {table}.{key}{_near(key, tables[table])}")
+            tables[table][key] = value
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f": did you mean {close[0]}?" if close else f": known are {', '.join(known)}"
+
+
+def _plain(error: msgspec.ValidationError, tables: dict[str, Any]) -> str:
+    text, _, path = str(error).partition(" - at `$.")
+    path = path.rstrip("`")
+    if "." not in path:
+        return f"{path or 'config'}: {text}"
+    table, key = path.split(".", 1)
+    return f"{path} = {tables[table].get(key)!r}: {text[0].lower() + text[1:]}"
+
+
+def validate(config: Config) -> Config:
+    """Refuse what cannot run, naming the key, the value and the way out."""
+    for problem in _problems(config):
+        raise ConfigError(problem)
+    return config
+
+
+def _problems(c: Config) -> Iterable[str]:
+    budgets = [f"run.{k}" for k in ("tokens", "steps", "minutes") if getattr(c.run, k)]
+    if len(budgets) != 1:
+        said = " and ".join(budgets) or "none"
+        yield f"run: exactly one of run.tokens, run.steps and run.minutes is the budget, {said} set"
+    for path, low, high in _RANGES:
+        table, key = path.split(".")
+        value = getattr(getattr(c, table), key)
+        if not low <= value <= high:
+            yield f"{path} = {value}: must be from {low} to {high}"
+    k = c.sync.quorum
+    if (isinstance(k, int) and k < 1) or (isinstance(k, float) and not 0 < k < 1):
+        yield f"sync.quorum = {k}: a number of learners from 1, or a share between 0 and 1 like 0.5"
+    if isinstance(k, int) and k > c.run.learners:
+        yield (
+            f"sync.quorum = {k}: more than the {c.run.learners} learners that can exist (run.learners): "
+            "no merge could ever happen; lower the one or raise the other"
+        )
+    if c.sync.fragment_sync_delay > c.sync.sync_every:
+        yield (
+            f"sync.fragment_sync_delay = {c.sync.fragment_sync_delay}: longer than sync.sync_every = "
+            f"{c.sync.sync_every}; a sync must fit between two of a fragment"
+        )
+    if c.sync.warm_share + c.sync.ramp_share > 1:
+        yield f"sync.warm_share + sync.ramp_share = {c.sync.warm_share + c.sync.ramp_share}: more than the whole run"
+    if not c.run.name or any(ch not in _NAME for ch in c.run.name) or len(c.run.name) > 64:
+        yield f"run.name = {c.run.name!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+
+
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
+_MANY = 10**18
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("run.learners", 1, 4096),
+    ("run.tokens", 0, _MANY),
+    ("run.steps", 0, _MANY),
+    ("run.minutes", 0, 10**7),
+    ("run.seed", 0, 2**32 - 1),
+    ("model.layers", 0, 1000),
+    ("model.width", 0, 10**5),
+    ("model.heads", 0, 1000),
+    ("model.context", 0, 10**6),
+    ("data.batch", 1, 10**6),
+    ("data.bytes_max", 1, _MANY),
+    ("data.held_out_batches", 1, 10**5),
+    ("sync.num_fragments", 1, 10**4),
+    ("sync.sync_every", 1, 10**6),
+    ("sync.fragment_sync_delay", 1, 10**6),
+    ("sync.grace", 0, 1),
+    ("sync.warm_share", 0, 1),
+    ("sync.warm_every", 1, 10**6),
+    ("sync.ramp_share", 0, 1),
+    ("sync.stale_versions_max", 1, 10**9),
+    ("sync.stall_s", 0.1, 10**6),
+    ("sync.close_timeout_s", 0.1, 10**6),
+    ("merge.threads", 1, 256),
+    ("outer.lr", 1e-6, 10),
+    ("outer.momentum", 0, 0.999999),
+    ("wire.heartbeat_s", 0.05, 3600),
+    ("wire.timeout_s", 0.1, 3600),
+    ("wire.held_bytes_max", 1 << 20, _MANY),
+    ("store.deltas_kept", 0, 1000),
+    ("store.segment_bytes", 1 << 16, 1 << 30),
+    ("learner.lr", 1e-9, 10),
+    ("learner.weight_decay", 0, 10),
+    ("learner.step_s", 0, 3600),
+    ("learner.join_warmup", 0, 10**6),
+    ("learner.leave_timeout_s", 0, 3600),
+)
+
+
+def encode(config: Config) -> bytes:
+    return msgspec.json.encode(config)
+
+
+def decode(data: bytes) -> Config:
+    return msgspec.json.decode(data, type=Config)

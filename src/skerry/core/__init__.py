@@ -1,0 +1,1 @@
+"""Decides. Pure state machines: events in, actions out; no clock, socket, file, thread, random source or array."""

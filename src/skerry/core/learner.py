@@ -1,0 +1,300 @@
+"""The learner's side of the protocol: positions, contributions, adoption, fast-forward.
+
+    actions = machine.step(event, now)
+
+Invariants: at most one contribution per fragment is outstanding, and until it is settled every pull of that fragment is
+answered with its same bytes; a mark never goes back; versions are adopted only upwards, a delta only on exactly its
+base. No step depends on any of this: the training loop never waits. No array here; drift and bytes are the node's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skerry.config import Config
+from skerry.core.events import (
+    FULL,
+    Adopt,
+    Boundary,
+    Closing,
+    Contribute,
+    Contribution,
+    Done,
+    End,
+    FastForward,
+    FragmentPosition,
+    Gone,
+    LearnerAction,
+    LearnerEvent,
+    Linked,
+    Prepared,
+    Publication,
+    Pull,
+    Refused,
+    Rejected,
+    Report,
+    Resend,
+    SayHello,
+    SendReport,
+    Snapshot,
+    Spoiled,
+    Stop,
+    Ticked,
+    Told,
+    Unlinked,
+    Unusable,
+    Welcome,
+)
+
+REPORT_S_MIN = 0.05  # at most one report per this long while stepping
+REPORT_S_MAX = 1.0  # and one at least this often while linked
+
+
+@dataclass
+class Position:
+    """One fragment as this life holds it; `mark` is up to where its own work on it is settled."""
+
+    base_version: int = FULL
+    mark_step: int = 0
+    mark_tokens: int = 0
+    outstanding: Contribution | None = None
+    snapshot_due: bool = False
+    want_full: bool = False
+
+
+class LearnerMachine:
+    """Decides for one learner process; a new process is a new machine and a new life."""
+
+    def __init__(self, learner: str, config: Config | None, fragment_count: int) -> None:
+        self.learner = learner
+        self.config = config
+        self.fragment_count = fragment_count
+        self.life = 0
+        self.epoch = 0
+        self.step_count = 0
+        self.tokens = 0
+        self.state = "training"
+        self.linked = False
+        self.progress = 0.0
+        self.discards: list[str] = []  # why each fast-forward happened
+        self.positions = [Position() for _ in range(fragment_count)]
+        self._seq = 0
+        self._number = 0
+        self._reported_at = float("-inf")
+        self._step_s = 0.0
+        self._step_gap_s_max = 0.0
+        self._loss = 0.0
+        self._lossless = False
+        self._fast_forwarding = False
+        self._has_news = False
+        self._actions: list[LearnerAction] = []
+
+    def __repr__(self) -> str:
+        outstanding = sum(p.outstanding is not None for p in self.positions)
+        return (
+            f"<learner {self.learner} life={self.life} {self.state} step={self.step_count} "
+            f"outstanding={outstanding} linked={self.linked}>"
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Every fragment has a base: training may start."""
+        return self.life > 0 and all(p.base_version > FULL for p in self.positions)
+
+    @property
+    def is_settled(self) -> bool:
+        return all(p.mark_step == self.step_count and p.outstanding is None for p in self.positions)
+
+    @property
+    def unsettled_steps(self) -> int:
+        return max(self.step_count - p.mark_step for p in self.positions)
+
+    def step(self, event: LearnerEvent, now: float) -> list[LearnerAction]:
+        self._actions = []
+        match event:
+            case Boundary():
+                self._boundary(event)
+            case Linked():
+                self._do(SayHello(self.life))
+            case Unlinked():
+                self.linked = False
+            case Told():
+                self._told(event)
+            case Prepared():
+                self._prepared(event)
+            case Unusable():
+                self.positions[event.fragment].want_full = True
+            case Spoiled():
+                self.positions[event.fragment].outstanding = None
+                self._fast_forward("values are not finite", reset_optimizer=True)
+            case Closing():
+                self.state = "leaving" if self.state == "training" else self.state
+            case Gone():
+                self.state = "left"
+            case Ticked():
+                pass
+        self._report(event, now)
+        return self._actions
+
+    # ------------------------------------------------------------------------------------------ own work
+
+    def _boundary(self, event: Boundary) -> None:
+        self.step_count += event.steps
+        self.tokens += event.tokens
+        if event.steps:
+            self._step_s, self._loss = event.step_s, event.loss
+            # the first step includes whatever the loop did before it, so it says nothing about a pause
+            if self.step_count > 1:
+                self._step_gap_s_max = max(self._step_gap_s_max, event.step_s)
+        if event.fast_forwarded:
+            self._fast_forwarding = False
+            for position in self.positions:
+                position.mark_step, position.mark_tokens = self.step_count, self.tokens
+        for taken in event.snapshots:
+            self._contribute(taken.fragment, taken.base_version)
+
+    def _contribute(self, p: int, base_version: int) -> None:
+        position = self.positions[p]
+        position.snapshot_due = False
+        if position.outstanding is not None or self.step_count <= position.mark_step or self._fast_forwarding:
+            return
+        self._seq += 1
+        assert self.config is not None
+        position.outstanding = Contribution(
+            learner=self.learner,
+            life=self.life,
+            seq=self._seq,
+            fragment=p,
+            base_version=base_version,
+            from_step=position.mark_step,
+            from_tokens=position.mark_tokens,
+            to_step=self.step_count,
+            to_tokens=self.tokens,
+            codec="fp32" if self._lossless else self.config.wire.codec_up,
+            digest=b"",
+        )
+        self._do(Contribute(position.outstanding))
+
+    def _fast_forward(self, reason: str, reset_optimizer: bool = False) -> None:
+        """Give the drift up, everywhere at once; the marks move at the boundary where it happens."""
+        self.discards.append(reason)
+        self._fast_forwarding = True
+        for position in self.positions:
+            position.outstanding = None
+        self._do(FastForward(reason, reset_optimizer))
+
+    # ------------------------------------------------------------------------------------------ what the syncer says
+
+    def _told(self, event: Told) -> None:
+        message = event.message
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case Refused():
+                self._do(End(message.reason))
+            case Pull() | Publication() | Rejected() | Stop() | Done():
+                if message.life == self.life and message.epoch >= self.epoch:
+                    self.epoch = message.epoch
+                    self._obey(message)
+
+    def _welcome(self, message: Welcome) -> None:
+        assert self.life in (0, message.life), "a life does not change under a process"
+        self.life, self.epoch = message.life, max(self.epoch, message.epoch)
+        self.linked = True
+        self.progress = max(self.progress, message.progress)
+        self._reported_at = float("-inf")
+
+    def _obey(self, message: Pull | Publication | Rejected | Stop | Done) -> None:
+        match message:
+            case Pull():
+                self.progress = max(self.progress, message.progress)
+                self._pull(message)
+            case Publication():
+                self.progress = max(self.progress, message.progress)
+                self._publication(message)
+            case Rejected():
+                outstanding = self.positions[message.fragment].outstanding
+                if message.harmful and outstanding is not None and outstanding.seq == message.seq:
+                    self._fast_forward(f"refused by the syncer: {message.reason}")
+            case Stop():
+                self.state = "stopped"
+            case Done():
+                self.state = "left"
+                self._do(End())
+
+    def _pull(self, message: Pull) -> None:
+        position = self.positions[message.fragment]
+        self._lossless = message.lossless
+        if position.outstanding is not None:
+            if position.outstanding.seq > message.settled_seq:
+                self._do(Resend(message.fragment))
+        elif self.step_count > position.mark_step and not position.snapshot_due:
+            position.snapshot_due = True
+            self._do(Snapshot(message.fragment))
+
+    def _publication(self, message: Publication) -> None:
+        position = self.positions[message.fragment]
+        if message.version <= position.base_version:
+            return
+        if message.base_version not in (FULL, position.base_version):
+            position.want_full = position.base_version == FULL
+            return  # the next report says where this learner stands
+        settled = position.outstanding is not None and position.outstanding.seq <= message.settled_seq
+        behind = message.version - position.base_version
+        if self.config is not None and position.base_version > FULL and behind > self.config.sync.stale_versions_max:
+            self._fast_forward(f"{behind} versions behind")
+            settled = False
+        elif not settled and message.settled_step > position.mark_step and not self._fast_forwarding:
+            self._fast_forward("work was settled that is not at hand any more")
+        take_out = position.outstanding.seq if settled and position.outstanding else 0
+        self._do(Adopt(message, take_out))
+
+    def _prepared(self, event: Prepared) -> None:
+        position = self.positions[event.fragment]
+        position.base_version = event.version
+        position.want_full = False
+        outstanding = position.outstanding
+        if event.took_out and outstanding is not None and outstanding.seq == event.took_out:
+            position.mark_step, position.mark_tokens = outstanding.to_step, outstanding.to_tokens
+            position.outstanding = None
+
+    # ------------------------------------------------------------------------------------------ reports
+
+    def _report(self, event: LearnerEvent, now: float) -> None:
+        """Restate the whole position: after steps, when something changed, and now and then."""
+        if not self.linked:
+            return
+        self._has_news |= not isinstance(event, Ticked)
+        pause = 0.0 if isinstance(event, Gone) else REPORT_S_MIN if self._has_news else REPORT_S_MAX
+        if now - self._reported_at < pause:
+            return
+        self._has_news = False
+        self._reported_at = now
+        self._number += 1
+        self._do(SendReport(self.report()))
+
+    def report(self) -> Report:
+        return Report(
+            learner=self.learner,
+            life=self.life,
+            number=self._number,
+            step=self.step_count,
+            tokens=self.tokens,
+            step_s=self._step_s,
+            state=self.state,
+            positions=tuple(
+                FragmentPosition(
+                    p.base_version,
+                    p.mark_step,
+                    p.mark_tokens,
+                    p.outstanding.seq if p.outstanding else 0,
+                    p.want_full,
+                )
+                for p in self.positions
+            ),
+            step_gap_s_max=self._step_gap_s_max,
+            loss=self._loss,
+        )
+
+    def _do(self, action: LearnerAction) -> None:
+        self._actions.append(action)

@@ -1,0 +1,118 @@
+"""Every unit of work: produced, merged, discarded, pending.
+
+The unit is one token's work on one fragment. For each (learner, life, fragment) the booked rows tile (0, settled], so
+`produced = merged + discarded + pending` holds to the token: each row is booked once, each begins where the last ended.
+Positions only grow. The ledger knows nothing of rounds, versions or messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from skerry.core.events import Row, Seen
+
+MERGED = "merged"
+
+
+class Settled(Struct):
+    """Up to where one life's work on one fragment has its fate, and the newest contribution that has."""
+
+    step: int = 0
+    tokens: int = 0
+    seq: int = 0
+
+
+class Account(Struct):
+    """One life: the highest position seen of it, and what is settled per fragment."""
+
+    settled: list[Settled]
+    step: int = 0
+    tokens: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    step_gap_s_max: float = 0.0
+
+
+class Totals(Struct):
+    """Sums over lives and fragments, in tokens x fragments; `discarded` by reason."""
+
+    produced: int = 0
+    merged: int = 0
+    pending: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def balance(self) -> int:
+        """Zero, always."""
+        return self.produced - self.merged - sum(self.discarded.values()) - self.pending
+
+
+class Ledger(Struct):
+    """The accounts of all lives; keys are "learner/life" so that the whole is plain data."""
+
+    fragment_count: int
+    accounts: dict[str, Account] = field(default_factory=dict)
+    merged: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
+
+    def account(self, learner: str, life: int) -> Account:
+        key = f"{learner}/{life}"
+        if key not in self.accounts:
+            self.accounts[key] = Account([Settled() for _ in range(self.fragment_count)])
+        return self.accounts[key]
+
+    def settled(self, learner: str, life: int, fragment: int) -> Settled:
+        return self.account(learner, life).settled[fragment]
+
+    def see(self, seen: Seen) -> None:
+        """Raise the produced position of a life; older sightings change nothing."""
+        account = self.account(seen.learner, seen.life)
+        account.step = max(account.step, seen.step)
+        account.tokens = max(account.tokens, seen.tokens)
+        account.bytes_up = max(account.bytes_up, seen.bytes_up)
+        account.bytes_down = max(account.bytes_down, seen.bytes_down)
+        account.step_gap_s_max = max(account.step_gap_s_max, seen.step_gap_s_max)
+
+    def seen(self, learner: str, life: int) -> Seen:
+        a = self.account(learner, life)
+        return Seen(learner, life, a.step, a.tokens, a.bytes_up, a.bytes_down, a.step_gap_s_max)
+
+    def book(self, rows: Iterable[Row]) -> None:
+        """Settle each row; it must begin exactly where the last one of its fragment ended."""
+        for row in rows:
+            account = self.account(row.learner, row.life)
+            settled = account.settled[row.fragment]
+            assert (row.from_step, row.from_tokens) == (settled.step, settled.tokens), (row, settled)
+            assert row.to_step >= row.from_step and row.to_tokens >= row.from_tokens, row
+            settled.step, settled.tokens = row.to_step, row.to_tokens
+            settled.seq = max(settled.seq, row.seq)
+            account.step, account.tokens = max(account.step, row.to_step), max(account.tokens, row.to_tokens)
+            if row.fate == MERGED:
+                self.merged += row.tokens
+            else:
+                self.discarded[row.fate] = self.discarded.get(row.fate, 0) + row.tokens
+
+    def rest(self, learner: str, life: int, fragment: int, fate: str) -> list[Row]:
+        """The row that would discard what this life has pending on a fragment (none if nothing is)."""
+        account = self.account(learner, life)
+        at = account.settled[fragment]
+        if account.step <= at.step:
+            return []
+        return [Row(learner, life, fragment, at.step, at.tokens, account.step, account.tokens, fate)]
+
+    def totals(self) -> Totals:
+        produced = sum(a.tokens * self.fragment_count for a in self.accounts.values())
+        pending = sum(a.tokens - s.tokens for a in self.accounts.values() for s in a.settled)
+        return Totals(produced, self.merged, pending, dict(sorted(self.discarded.items())))
+
+    def check(self) -> None:
+        for key, account in self.accounts.items():
+            for settled in account.settled:
+                assert settled.step <= account.step and settled.tokens <= account.tokens, (
+                    key,
+                    settled,
+                    account,
+                )
+        assert self.totals().balance == 0, self.totals()

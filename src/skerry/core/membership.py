@@ -1,0 +1,116 @@
+"""Who is alive, in which life, how fast, and what each was last told.
+
+*Connected* is a state of the link, *ready* of a life: it has adopted every fragment, is training, and steps. K counts
+ready learners. Measured times are exponential averages that do not exist before the first measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skerry.core.events import FULL, Report
+
+EMA_WEIGHT = 0.2
+
+
+def ema(value: float | None, sample: float) -> float:
+    return sample if value is None else value + EMA_WEIGHT * (sample - value)
+
+
+@dataclass
+class Member:
+    """One learner in its current life, as the syncer sees it."""
+
+    learner: str
+    life: int
+    fragment_count: int
+    connected: bool = True
+    report: Report | None = None
+    stepped_at: float = 0.0
+    step_s: float | None = None
+    answer_s: float | None = None  # pull to complete contribution
+    sent: list[int | None] = field(default_factory=list)  # newest version handed over; None until it says what it has
+    sent_at: list[float] = field(default_factory=list)
+    sending: set[int] = field(default_factory=set)
+    pulled_at: dict[int, float] = field(default_factory=dict)
+    told_stop_at: float | None = None
+
+    def connect(self, now: float) -> None:
+        """A link is up; the first report on it says what the learner has and that it can take publications."""
+        self.connected = True
+        self.sent = [None] * self.fragment_count
+        self.sent_at = [now] * self.fragment_count
+        self.sending.clear()
+        self.pulled_at.clear()
+        self.told_stop_at = None
+        self.report = None
+        self.stepped_at = now
+
+    def disconnect(self) -> None:
+        self.connected = False
+        self.sending.clear()
+        self.pulled_at.clear()
+
+    def take_report(self, report: Report, now: float) -> bool:
+        """Accept a newer report; an older one changes nothing."""
+        if self.report is not None and report.number <= self.report.number:
+            return False
+        if self.report is None or report.step > self.report.step:
+            self.stepped_at = now
+        if report.step_s > 0:
+            self.step_s = ema(self.step_s, report.step_s)
+        self.report = report
+        for p, position in enumerate(report.positions):
+            if self.sent[p] is None:
+                self.sent[p] = position.base_version
+        return True
+
+    def heal(self, now: float, resend_s: float) -> None:
+        """Forget what was handed over but, long after, is not there: it will be sent again."""
+        assert self.report is not None
+        for p, position in enumerate(self.report.positions):
+            sent = self.sent[p]
+            if p in self.sending or sent is None or now - self.sent_at[p] < resend_s:
+                continue
+            if position.want_full:
+                self.sent[p] = FULL
+            elif position.base_version < sent:
+                self.sent[p] = position.base_version
+
+    @property
+    def step(self) -> int:
+        return self.report.step if self.report else 0
+
+    @property
+    def has_adopted_all(self) -> bool:
+        return self.report is not None and all(p.base_version > FULL for p in self.report.positions)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.report is not None and self.report.state in ("stopped", "left")
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.report is not None and self.report.state == "leaving" and self.has_adopted_all
+
+    def is_stalled(self, now: float, stall_s: float) -> bool:
+        return now - self.stepped_at > max(stall_s, 10 * (self.step_s or 0.0))
+
+    def is_ready(self, now: float, stall_s: float) -> bool:
+        return (
+            self.connected
+            and self.report is not None
+            and self.report.state == "training"
+            and self.has_adopted_all
+            and not self.is_stalled(now, stall_s)
+        )
+
+    def state(self, now: float, stall_s: float) -> str:
+        """One word for a table."""
+        if not self.connected:
+            return "left" if self.report is not None and self.report.state == "left" else "lost"
+        if self.report is None or not self.has_adopted_all:
+            return "joining"
+        if self.report.state != "training":
+            return self.report.state
+        return "stalled" if self.is_stalled(now, stall_s) else "training"

@@ -1,0 +1,123 @@
+"""What is true of a run: a fold over the facts on its tape.
+
+The syncer, export, the summary and every other reader build it the same way, `state.apply(fact)`, so a restart and a
+reader can never disagree. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from skerry.core.events import (
+    Committed,
+    Discarded,
+    EpochStarted,
+    Fact,
+    LifeStarted,
+    PhaseChanged,
+    RunCreated,
+)
+from skerry.core.ledger import MERGED, Ledger
+
+
+class FragmentState(Struct):
+    """The newest version of a fragment, where its values lie, and the version before it."""
+
+    version: int
+    file: str
+    digest: bytes
+    file_before: str = ""
+
+
+class LifeState(Struct):
+    """The newest life of a learner, and what its earlier lives produced."""
+
+    life: int
+    process: str
+    index: int
+
+
+class RunState(Struct, tag="Fold"):
+    """The folded run; it is itself written as the first record of a tape segment."""
+
+    created: RunCreated
+    fragments: list[FragmentState]
+    ledger: Ledger
+    epoch: int = 0
+    lives: dict[str, LifeState] = field(default_factory=dict)
+    phase: str = "created"
+    before_close: tuple[str, ...] = ()  # files of the versions the closing began with
+    elapsed_s: float = 0.0
+    progress: float = 0.0
+    merges: int = 0
+    merges_alone: int = 0  # with a single contributor
+    contributors: int = 0  # summed over merges
+    ready: int = 0  # summed over merges
+
+    @property
+    def files(self) -> set[str]:
+        """Every file that must not be collected."""
+        kept = {f.file for f in self.fragments} | {f.file_before for f in self.fragments} | set(self.before_close)
+        return kept - {""}
+
+    def apply(self, fact: Fact) -> None:
+        match fact:
+            case Committed():
+                self._commit(fact)
+            case Discarded():
+                for seen in fact.seen:
+                    self.ledger.see(seen)
+                self.ledger.book(fact.rows)
+                self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case LifeStarted():
+                assert fact.life == (self.lives[fact.learner].life if fact.learner in self.lives else 0) + 1, fact
+                self.lives[fact.learner] = LifeState(fact.life, fact.process, fact.index)
+                self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case EpochStarted():
+                assert fact.epoch == self.epoch + 1, (fact, self.epoch)
+                self.epoch = fact.epoch
+            case PhaseChanged():
+                for seen in fact.seen:
+                    self.ledger.see(seen)
+                self.phase = fact.phase
+                self.before_close = fact.files or self.before_close
+                self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case RunCreated():
+                raise AssertionError("a run is created once")
+
+    def _commit(self, fact: Committed) -> None:
+        fragment = self.fragments[fact.fragment]
+        assert fact.version == fragment.version + 1 and fact.parent == fragment.digest, (fact, fragment)
+        for seen in fact.seen:
+            self.ledger.see(seen)
+        self.ledger.book(fact.rows)
+        self.fragments[fact.fragment] = FragmentState(fact.version, fact.file, fact.digest, fragment.file)
+        merged = sum(row.fate == MERGED for row in fact.rows)
+        self.merges += 1
+        self.merges_alone += merged == 1
+        self.contributors += merged
+        self.ready += fact.ready
+        self.progress = max(self.progress, fact.progress)
+        self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+
+
+def created(fact: RunCreated) -> RunState:
+    fragments = [FragmentState(0, f, d) for f, d in zip(fact.files, fact.digests, strict=True)]
+    return RunState(fact, fragments, Ledger(len(fragments)))
+
+
+def fold(facts: Iterable[Fact | RunState]) -> RunState:
+    """The state after all facts; the first is RunCreated or an earlier fold."""
+    state: RunState | None = None
+    for fact in facts:
+        if isinstance(fact, RunState):
+            state = fact
+        elif isinstance(fact, RunCreated):
+            state = created(fact)
+        else:
+            assert state is not None, "a tape begins with RunCreated or a fold"
+            state.apply(fact)
+    assert state is not None, "the tape is empty"
+    return state

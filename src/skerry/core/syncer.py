@@ -1,0 +1,628 @@
+"""The syncer's side of the protocol: rounds, quorum, settlement, publication, the end.
+
+    actions = machine.step(event, now)
+
+Invariants: a fragment has at most one open round and one merge under way; at most one contribution is held per learner
+and fragment; a contribution is accepted only if it starts at or after what is settled, and is merged once; every
+message about a fragment carries that learner's cumulative settled_seq. The machine holds no payload and no array:
+contributions are named, their bytes are the node's. Time is whatever `now` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skerry.config import Config
+from skerry.core.events import (
+    Arrived,
+    Contribution,
+    Departed,
+    Discarded,
+    Dismiss,
+    Done,
+    Finish,
+    Hold,
+    Interrupted,
+    Joined,
+    LifeStarted,
+    Merge,
+    MergeDone,
+    PhaseChanged,
+    PublicationSent,
+    Publish,
+    Pull,
+    Record,
+    Refused,
+    Rejected,
+    Reported,
+    Row,
+    Seen,
+    Send,
+    Started,
+    Stop,
+    SyncerAction,
+    SyncerEvent,
+    Ticked,
+    Welcome,
+)
+from skerry.core.ledger import MERGED
+from skerry.core.membership import Member, ema
+from skerry.core.quorum import Decision, decide, grace_s, quorum_size
+from skerry.core.schedule import (
+    STEADY,
+    WARM,
+    Pacer,
+    first_due,
+    overdue,
+    phase_at,
+    rounds_open_max,
+    sync_every_at,
+)
+from skerry.core.state import RunState
+
+RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated
+
+
+@dataclass
+class Round:
+    """An open round of one fragment: who was asked, when the quorum was reached, why it still waits."""
+
+    opened_at: float
+    quorum_at: float | None = None
+    pulled: set[str] = field(default_factory=set)
+    reason: str = "opened"
+
+
+class SyncerMachine:
+    """Decides for the syncer; `state` is the fold of the tape, the rest is lost in a crash and measured anew."""
+
+    def __init__(self, config: Config, state: RunState, now: float) -> None:
+        self.config = config
+        self.state = state
+        self.members: dict[str, Member] = {}
+        self.held: list[dict[str, Contribution]] = [{} for _ in state.fragments]
+        self.held_bytes: dict[tuple[str, int], int] = {}
+        self.rounds: dict[int, Round] = {}
+        self.merging: set[int] = set()
+        self.pacer = Pacer()
+        self.quorum_s: float | None = None
+        self.sync_s: float | None = None
+        self.waiting = "for learners"  # why nothing merges right now
+        self.refused: dict[str, int] = {}
+        self.closing_since: float | None = now if state.phase == "closing" else None
+        self._closed_at: dict[int, float] = {}  # fragment -> when its last round closed
+        self._adopting: dict[int, set[str]] = {}  # fragment -> learners that have not yet reported its version
+        self._origin = now - state.elapsed_s if state.phase != "created" else None
+        self._now = now
+        self._actions: list[SyncerAction] = []
+
+    def __repr__(self) -> str:
+        ready = sum(m.is_ready(self._now, self.config.sync.stall_s) for m in self.members.values())
+        return (
+            f"<syncer {self.state.phase} merges={self.state.merges} ready={ready} open={sorted(self.rounds)} "
+            f"waiting {self.waiting}>"
+        )
+
+    def step(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
+        """Take one event in; the orders it leads to come out, to be carried out in this order."""
+        self._now = max(now, self._now)
+        self._actions = []
+        match event:
+            case Started():
+                for learner, known in sorted(self.state.lives.items()):
+                    self._bury(learner, known.life)
+            case Joined():
+                self._join(event)
+            case Departed():
+                self._depart(event)
+            case Reported():
+                self._report(event)
+            case Arrived():
+                self._arrive(event)
+            case PublicationSent():
+                self._publication_sent(event)
+            case MergeDone():
+                self._merged(event)
+            case Interrupted():
+                self._record(Discarded((), self._seen(), self.elapsed_s, 0.0))
+                self._do(Finish("interrupted"))
+                return self._actions
+            case Ticked():
+                pass
+        self._advance()
+        return self._actions
+
+    # ------------------------------------------------------------------------------------------ who is there
+
+    def _join(self, event: Joined) -> None:
+        known = self.state.lives.get(event.learner)
+        if known is not None and event.process == known.process:
+            self._welcome(event.learner, known.life)
+        elif event.life > 0:
+            newest = known.life if known else 0
+            self._do(Dismiss(event.learner, 0, _superseded(event.learner, event.life, newest)))
+        else:
+            self._begin_life(event)
+
+    def _begin_life(self, event: Joined) -> None:
+        """A new process is a new life; what the old one had pending, and nobody holds, died with it."""
+        known = self.state.lives.get(event.learner)
+        life = known.life + 1 if known else 1
+        index = known.index if known else len(self.state.lives)
+        member = self.members.get(event.learner)
+        if member is not None and member.connected:
+            self._do(Dismiss(event.learner, member.life, _superseded(event.learner, member.life, life)))
+        self._record(LifeStarted(event.learner, life, event.process, index, self.elapsed_s, 0.0))
+        self._bury(event.learner, life)
+        self._welcome(event.learner, life)
+
+    def _bury(self, learner: str, life: int) -> None:
+        """Lives before this one are over: what they have pending, and nobody holds, died with them."""
+        for past in range(1, life):
+            self._discard(learner, past, "died")
+
+    def _welcome(self, learner: str, life: int) -> None:
+        member = self.members.get(learner)
+        if member is None or member.life != life:
+            member = self.members[learner] = Member(learner, life, len(self.state.fragments))
+        member.connect(self._now)
+        before = [self.state.ledger.account(learner, n) for n in range(1, life)]
+        self._send(
+            member,
+            Welcome(
+                run=self.state.created.run,
+                epoch=self.state.epoch,
+                learner=learner,
+                life=life,
+                index=self.state.lives[learner].index,
+                config=self.state.created.config,
+                prior_steps=sum(a.step for a in before),
+                prior_tokens=sum(a.tokens for a in before),
+                progress=self.progress,
+            ),
+        )
+
+    def _depart(self, event: Departed) -> None:
+        member = self.members.get(event.learner)
+        if member is not None and member.life == event.life:
+            member.disconnect()
+
+    def _report(self, event: Reported) -> None:
+        report = event.report
+        member = self.members.get(report.learner)
+        if member is None or member.life != report.life or not member.connected:
+            return
+        if not member.take_report(report, self._now):
+            return
+        self._see(
+            Seen(
+                report.learner,
+                report.life,
+                report.step,
+                report.tokens,
+                report.bytes_up,
+                report.bytes_down,
+                report.step_gap_s_max,
+            )
+        )
+        if self._origin is None and report.step > 0:
+            self._origin = self._now
+            self._record(PhaseChanged("training", (), (), 0.0, 0.0))
+        self._measure_adoption(member)
+        member.heal(self._now, RESEND_S)
+        self._publish(member)
+        if report.state == "left":
+            member.disconnect()
+
+    def _measure_adoption(self, member: Member) -> None:
+        assert member.report is not None
+        for p, waiting in self._adopting.items():
+            if member.learner in waiting and member.report.positions[p].base_version >= self.state.fragments[p].version:
+                waiting.discard(member.learner)
+                self.sync_s = ema(self.sync_s, self._now - self._closed_at[p])
+
+    # ------------------------------------------------------------------------------------------ contributions
+
+    def _arrive(self, event: Arrived) -> None:
+        c = event.contribution
+        member = self.members.get(c.learner)
+        if member is None or c.life != member.life:
+            self._count("old life")
+            return
+        reason, harmful = self._verdict(event, c)
+        if reason == "duplicate":
+            self._count(reason)
+        elif reason:
+            self._count(reason)
+            self._send(
+                member,
+                Rejected(self.state.epoch, c.life, c.fragment, c.seq, event.fault or reason, harmful=harmful),
+            )
+        else:
+            self._hold(member, c, event.payload_bytes)
+
+    def _verdict(self, event: Arrived, c: Contribution) -> tuple[str, bool]:
+        """Why it is refused ("" if it is not), and whether the learner's state must be thrown away."""
+        settled = self.state.ledger.settled(c.learner, c.life, c.fragment)
+        held = self.held[c.fragment].get(c.learner)
+        if c.seq <= settled.seq or (held is not None and held.life == c.life and held.seq == c.seq):
+            return "duplicate", False
+        if event.fault:
+            return event.fault.split(":")[0], True
+        if c.from_step < settled.step or c.from_tokens < settled.tokens:
+            return "overlap", True
+        if c.steps <= 0 or c.tokens < 0:
+            return "no work", True
+        if c.base_version > self.state.fragments[c.fragment].version or c.base_version < 0:
+            return "unknown base", True
+        if held is not None:
+            return "one is held", False
+        if sum(self.held_bytes.values()) + event.payload_bytes > self.config.wire.held_bytes_max:
+            return "full", False
+        return "", False
+
+    def _hold(self, member: Member, c: Contribution, payload_bytes: int) -> None:
+        self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
+        self.held[c.fragment][c.learner] = c
+        self.held_bytes[c.learner, c.fragment] = payload_bytes
+        self._do(Hold(c.learner, c.fragment, c.seq))
+        if c.fragment in member.pulled_at:
+            member.answer_s = ema(member.answer_s, self._now - member.pulled_at.pop(c.fragment))
+
+    # ------------------------------------------------------------------------------------------ rounds
+
+    def _advance(self) -> None:
+        """Whatever follows from where things stand: open, pull, close, end."""
+        if self.state.phase == "closed":
+            return
+        if self.state.phase == "closing":
+            self._advance_closing()
+            return
+        if self.progress >= 1:
+            self._begin_closing()
+            return
+        ready = self._ready()
+        quorum = quorum_size(self.config.sync.quorum, len(ready))
+        self._open(ready, quorum)
+        for p in sorted(self.rounds):
+            self._pull(p, ready)
+            self._close(p, ready, quorum)
+        for member in self._connected():
+            if member.is_leaving:
+                self._pull_all(member)
+        self._explain(ready, quorum)
+
+    def _pull_all(self, member: Member) -> None:
+        """A learner that wants to leave hands over what it has at once; it merges in the fragments' next rounds."""
+        for p in range(len(self.state.fragments)):
+            if self._may_pull(member, p):
+                self._send_pull(member, p, lossless=False)
+
+    def _open(self, ready: list[Member], quorum: int) -> None:
+        every = sync_every_at(self.config.sync, self.progress)
+        count = len(self.state.fragments)
+        self.pacer.grow(self._now, _kth_step_s(ready, quorum), count / every)
+        if len(ready) < quorum:
+            return
+        candidates = []
+        for p in range(count):
+            if p in self.rounds or p in self.merging:
+                continue
+            due_at = every if self.state.fragments[p].version else first_due(p, count, every)
+            score = overdue([self._unsettled(m, p) for m in ready], quorum, due_at)
+            if score >= 1:
+                candidates.append((-score, p))
+        room = rounds_open_max(self.config.sync.fragment_sync_delay, count, every) - len(self.rounds)
+        for _, p in sorted(candidates)[: max(0, room)]:
+            if not self.pacer.take():
+                break
+            self.rounds[p] = Round(self._now)
+
+    def _pull(self, p: int, ready: list[Member]) -> None:
+        for member in ready:
+            if self._may_pull(member, p):
+                self.rounds[p].pulled.add(member.learner)
+                self._send_pull(member, p, lossless=False)
+
+    def _may_pull(self, member: Member, p: int) -> bool:
+        """It has work on p, none of it held, knows what is settled, and was not just asked."""
+        assert member.report is not None
+        settled = self.state.ledger.settled(member.learner, member.life, p)
+        asked = member.pulled_at.get(p)
+        return (
+            member.learner not in self.held[p]
+            and self._unsettled(member, p) > 0
+            and member.report.positions[p].mark_step >= settled.step
+            and (asked is None or self._now - asked > max(RESEND_S, 4 * (member.answer_s or 0.0)))
+        )
+
+    def _send_pull(self, member: Member, p: int, lossless: bool) -> None:
+        member.pulled_at[p] = self._now
+        seq = self.state.ledger.settled(member.learner, member.life, p).seq
+        self._send(member, Pull(self.state.epoch, member.life, p, seq, lossless, self.progress))
+
+    def _close(self, p: int, ready: list[Member], quorum: int) -> None:
+        round_, held = self.rounds[p], self.held[p]
+        if len(held) >= quorum and round_.quorum_at is None:
+            round_.quorum_at = self._now
+            self.quorum_s = ema(self.quorum_s, self._now - round_.opened_at)
+        grace = grace_s(
+            self.config.sync.grace,
+            self.config.sync.fragment_sync_delay,
+            _kth_step_s(ready, quorum),
+            self.quorum_s,
+            self.sync_s,
+        )
+        missing = {
+            m.learner: m.pulled_at.get(p, self._now) + (m.answer_s or 0.0)
+            for m in ready
+            if m.learner in round_.pulled and m.learner not in held
+        }
+        decision = decide(len(held), quorum, missing, round_.quorum_at, grace, self._now)
+        round_.reason = decision.reason
+        if decision.close:
+            del self.rounds[p]
+            self._merge(p, decision, quorum, len(ready), self._now - round_.opened_at)
+
+    def _merge(self, p: int, decision: Decision, quorum: int, ready: int, open_s: float) -> None:
+        """Order the merge of what is held; the last merges and the warm phase are a plain mean with outer step 1."""
+        contributions = tuple(self.held[p][learner] for learner in sorted(self.held[p]))
+        phase = "closing" if self.closing_since is not None else phase_at(self.config.sync, self.progress)
+        plain = phase != STEADY
+        self.merging.add(p)
+        self._do(
+            Merge(
+                fragment=p,
+                version=self.state.fragments[p].version + 1,
+                contributions=contributions,
+                rule="mean" if plain else self.config.merge.rule,
+                outer="sgd" if plain else self.config.outer.rule,
+                lr=1.0 if plain else self.config.outer.lr,
+                momentum=0.0 if plain else self.config.outer.momentum,
+                sync_every=sync_every_at(self.config.sync, self.progress),
+                quorum=quorum,
+                phase=phase,
+                reason=decision.reason,
+                ready=ready,
+                rows=tuple(row for c in contributions for row in self._rows(c)),
+                seen=self._seen(),
+                progress=self.progress,
+                open_s=open_s,
+                elapsed_s=self.elapsed_s,
+            )
+        )
+
+    def _rows(self, c: Contribution) -> list[Row]:
+        """What a contribution settles: the gap its learner gave up, and its own stretch."""
+        settled = self.state.ledger.settled(c.learner, c.life, c.fragment)
+        rows = []
+        if c.from_step > settled.step:
+            rows.append(
+                Row(
+                    c.learner,
+                    c.life,
+                    c.fragment,
+                    settled.step,
+                    settled.tokens,
+                    c.from_step,
+                    c.from_tokens,
+                    "fast-forward",
+                )
+            )
+        rows.append(
+            Row(
+                c.learner,
+                c.life,
+                c.fragment,
+                c.from_step,
+                c.from_tokens,
+                c.to_step,
+                c.to_tokens,
+                MERGED,
+                c.seq,
+            )
+        )
+        return rows
+
+    def _merged(self, event: MergeDone) -> None:
+        fact = event.fact
+        p = fact.fragment
+        self.merging.discard(p)
+        self.state.apply(fact)
+        for row in fact.rows:
+            held = self.held[p].get(row.learner)
+            if row.fate == MERGED and held is not None and held.seq == row.seq and held.life == row.life:
+                del self.held[p][row.learner]
+                self.held_bytes.pop((row.learner, p), None)
+                self._bury(row.learner, self.state.lives[row.learner].life)
+        self._closed_at[p] = self._now
+        self._adopting[p] = {m.learner for m in self._ready()}
+        for member in self._connected():
+            self._publish(member)
+
+    def _explain(self, ready: list[Member], quorum: int) -> None:
+        if len(ready) < quorum:
+            self.waiting = f"for learners: {len(ready)} ready, quorum {quorum}"
+        elif self.rounds:
+            p = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q))
+            self.waiting = f"fragment {p}: {self.rounds[p].reason}"
+        else:
+            self.waiting = f"for steps: no fragment is due (H = {sync_every_at(self.config.sync, self.progress)})"
+
+    # ------------------------------------------------------------------------------------------ publication
+
+    def _publish(self, member: Member) -> None:
+        """Bring a learner up to date: one publication per fragment on its way, always of the newest version."""
+        for p, fragment in enumerate(self.state.fragments):
+            sent = member.sent[p]
+            if member.connected and sent is not None and sent < fragment.version and p not in member.sending:
+                member.sending.add(p)
+                at = self.state.ledger.settled(member.learner, member.life, p)
+                self._do(
+                    Publish(member.learner, member.life, p, sent, fragment.version, at.seq, at.step, self.progress)
+                )
+
+    def _publication_sent(self, event: PublicationSent) -> None:
+        member = self.members.get(event.learner)
+        if member is None or member.life != event.life or event.fragment not in member.sending:
+            return
+        member.sending.discard(event.fragment)
+        member.sent[event.fragment] = event.version
+        member.sent_at[event.fragment] = self._now
+        self._publish(member)
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _begin_closing(self) -> None:
+        """The budget is spent: no further rounds, everyone stops, then all that is left is contributed losslessly."""
+        self.closing_since = self._now
+        self.rounds.clear()
+        files = tuple(f.file for f in self.state.fragments)
+        self._record(PhaseChanged("closing", files, self._seen(), self.elapsed_s, 0.0))
+        self._advance_closing()
+
+    def _advance_closing(self) -> None:
+        assert self.closing_since is not None
+        is_late = self._now - self.closing_since > self.config.sync.close_timeout_s
+        for member in self._connected():
+            self._tell_stop(member)
+        for p in range(len(self.state.fragments)):
+            if p not in self.merging:
+                self._close_out(p, is_late)
+        unsettled = self._unsettled_learners()
+        self.waiting = f"for the last work of {', '.join(unsettled)}" if unsettled else "to end"
+        if not self.merging and (not unsettled or is_late):
+            self._end()
+
+    def _tell_stop(self, member: Member) -> None:
+        told = member.told_stop_at
+        if not member.is_stopped and (told is None or self._now - told > RESEND_S):
+            member.told_stop_at = self._now
+            self._send(member, Stop(self.state.epoch, member.life))
+
+    def _close_out(self, p: int, is_late: bool) -> None:
+        """Merge a fragment's last contributions once everyone who has work on it is in, or the time is over."""
+        for member in self._connected():
+            if member.is_stopped and self._may_pull(member, p):
+                self._send_pull(member, p, lossless=True)
+            elif member.is_stopped and member.learner not in self.held[p] and self._unsettled(member, p) == 0:
+                rest = self.state.ledger.rest(member.learner, member.life, p, "fast-forward")
+                if rest:  # it gave this up and will not contribute again
+                    self._record(Discarded(tuple(rest), (), self.elapsed_s, 0.0))
+        awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
+        if self.held[p] and (is_late or not awaited):
+            self._merge(p, Decision(True, "the last work"), 1, len(self.held[p]), 0.0)
+
+    def _owes(self, member: Member, p: int) -> bool:
+        if member.connected and not member.is_stopped:
+            return True
+        account = self.state.ledger.account(member.learner, member.life)
+        return account.step > account.settled[p].step
+
+    def _unsettled_learners(self) -> list[str]:
+        """Current lives with pending work, those still stepping, and dead ones whose held work is not merged yet."""
+        fragments = range(len(self.state.fragments))
+        owing = {m.learner for m in self.members.values() if any(self._owes(m, p) for p in fragments)}
+        owing |= self.state.lives.keys() - self.members.keys()  # not heard of since this process began
+        return sorted(owing | {learner for held in self.held for learner in held})
+
+    def _end(self) -> None:
+        for learner, life in sorted((k, v.life) for k, v in self.state.lives.items()):
+            self._discard(learner, life, "absent at close")
+        self._record(PhaseChanged("closed", (), self._seen(), self.elapsed_s, 0.0))
+        self.state.ledger.check()
+        assert self.state.ledger.totals().pending == 0, self.state.ledger.totals()
+        for member in self._connected():
+            self._send(member, Done(self.state.epoch, member.life))
+        self.waiting = "for nothing: the run is closed"
+        self._do(Finish("closed"))
+
+    # ------------------------------------------------------------------------------------------ small things
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training so far; the time a dead syncer was away does not count."""
+        return 0.0 if self._origin is None else self._now - self._origin
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is spent, never going back: time, or work produced and not discarded."""
+        run = self.config.run
+        if run.minutes:
+            spent = self.elapsed_s / (60 * run.minutes)
+        elif run.tokens:
+            totals = self.state.ledger.totals()
+            spent = (totals.produced - sum(totals.discarded.values())) / (run.tokens * len(self.state.fragments))
+        else:
+            steps = sum(a.step for a in self.state.ledger.accounts.values())
+            spent = steps / (run.steps * run.learners)
+        self.state.progress = max(self.state.progress, min(1.0, spent))
+        return self.state.progress
+
+    @property
+    def phase(self) -> str:
+        is_training = self.state.phase == "training"
+        return phase_at(self.config.sync, self.progress) if is_training else self.state.phase
+
+    def _discard(self, learner: str, life: int, fate: str) -> None:
+        """Book what a life has pending and nobody holds or is merging."""
+        rows: list[Row] = []
+        for p in range(len(self.state.fragments)):
+            held = self.held[p].get(learner)
+            if held is None or held.life != life:
+                rows += self.state.ledger.rest(learner, life, p, fate)
+        if rows:
+            seen = (self.state.ledger.seen(learner, life),)
+            self._record(Discarded(tuple(rows), seen, self.elapsed_s, 0.0))
+
+    def _connected(self) -> list[Member]:
+        return [self.members[k] for k in sorted(self.members) if self.members[k].connected]
+
+    def _ready(self) -> list[Member]:
+        return [m for m in self._connected() if m.is_ready(self._now, self.config.sync.stall_s)]
+
+    def _unsettled(self, member: Member, p: int) -> int:
+        """Steps of a learner on p that it could still contribute: not settled, and not given up by itself."""
+        assert member.report is not None
+        settled = self.state.ledger.settled(member.learner, member.life, p).step
+        return member.report.step - max(settled, member.report.positions[p].mark_step)
+
+    def _see(self, seen: Seen) -> None:
+        self.state.ledger.see(seen)
+
+    def _seen(self) -> tuple[Seen, ...]:
+        return tuple(self.state.ledger.seen(m.learner, m.life) for _, m in sorted(self.members.items()))
+
+    def _count(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _record(self, fact: LifeStarted | Discarded | PhaseChanged) -> None:
+        self.state.apply(fact)
+        self._do(Record(fact))
+
+    def _send(self, member: Member, message: Welcome | Refused | Pull | Rejected | Stop | Done) -> None:
+        self._do(Send(member.learner, member.life, message))
+
+    def _do(self, *actions: SyncerAction) -> None:
+        self._actions.extend(actions)
+
+
+def _kth_step_s(ready: list[Member], quorum: int) -> float | None:
+    """The K-th fastest ready learner's step time, once K were measured."""
+    times = sorted(m.step_s for m in ready if m.step_s)
+    return times[quorum - 1] if len(times) >= quorum else None
+
+
+def _superseded(learner: str, life: int, newest: int) -> str:
+    if life > newest:
+        return (
+            f"learner {learner} says it is in life {life}, this syncer knows of {newest}: "
+            "it runs from an older copy of the run directory; restore the newest one"
+        )
+    return (
+        f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
+        "give each process its own --name"
+    )
+
+
+__all__ = ["RESEND_S", "WARM", "Round", "SyncerMachine"]

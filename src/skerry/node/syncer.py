@@ -1,0 +1,262 @@
+"""The syncer's node: global fragments and outer state, held payloads, and the order of durable things.
+
+Actions are carried out in list order. Facts and merges that stand together share one commit; nothing behind them is
+carried out before it is durable, so no byte of a version leaves before the version exists on disk. One thread; `send`,
+`dismiss`, the store and the wall clock (for stamps alone) are handed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import xxhash
+
+from skerry import config as configs
+from skerry.algo import codecs
+from skerry.algo.fragments import F32, Layout, split
+from skerry.algo.merge import Held, merge, token_weight
+from skerry.algo.outer import outer_step, publish
+from skerry.core.events import (
+    FULL,
+    Arrived,
+    Committed,
+    Contribution,
+    Dismiss,
+    EpochStarted,
+    Fact,
+    Finish,
+    Hold,
+    Merge,
+    MergeDone,
+    Publication,
+    Publish,
+    Record,
+    Send,
+    Started,
+    SyncerAction,
+    SyncerEvent,
+    SyncerMessage,
+)
+from skerry.core.syncer import SyncerMachine
+from skerry.node import model
+from skerry.node.model import Values
+from skerry.store.store import Store
+
+ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
+COMMITS_PER_COLLECT = 32
+
+log = logging.getLogger("skerry.syncer")
+
+
+class Delta(NamedTuple):
+    """A published delta, kept for learners a few versions behind."""
+
+    codec: str
+    payload: bytes | memoryview
+    digest: bytes
+
+
+class Outbox(Protocol):
+    """Where the node's words go: to learners by (name, life)."""
+
+    def send(
+        self, learner: str, life: int, message: SyncerMessage, payload: memoryview | bytes | None, tag: object
+    ) -> None: ...
+
+    def dismiss(self, learner: str, life: int, reason: str) -> None: ...
+
+
+class SyncerNode:
+    """One syncer process over one run directory."""
+
+    def __init__(self, store: Store, outbox: Outbox, wall_clock: Callable[[], float], now: float) -> None:
+        self.store = store
+        self.outbox = outbox
+        self.wall_clock = wall_clock
+        state = model.state_of(store)
+        self.config = configs.decode(state.created.config)
+        self.layout: Layout = model.layout_in(state)
+        self.fragments = split(self.layout, len(state.fragments))
+        self.values = [
+            model.from_bytes(store.get(at.file), fragment)
+            for at, fragment in zip(state.fragments, self.fragments, strict=True)
+        ]
+        self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
+        self.payloads: dict[tuple[str, int], tuple[int, Held]] = {}  # (learner, fragment) -> (seq, held)
+        self.finished = ""
+        self._arriving: tuple[Contribution, Held] | None = None
+        self._commits = 0
+        started = EpochStarted(state.epoch + 1, wall_clock())
+        self._write([started])
+        state.apply(started)
+        self.machine = SyncerMachine(self.config, state, now)
+        self.handle(Started(), now)
+
+    # ------------------------------------------------------------------------------------------ events in
+
+    def handle(self, event: SyncerEvent, now: float) -> None:
+        """One event, and everything that follows from it."""
+        events = deque([event])
+        while events:
+            events.extend(self._perform(self.machine.step(events.popleft(), now)))
+
+    def contribution(self, c: Contribution, payload: memoryview | bytearray, now: float) -> None:
+        """A contribution is complete: look at its values before the machine decides on it."""
+        held, fault = self._inspect(c, payload)
+        if fault:
+            log.warning("refused contribution of %s to fragment %d: %s", c.learner, c.fragment, fault)
+        self._arriving = (c, held) if held else None
+        self.handle(Arrived(c, len(payload), fault), now)
+        self._arriving = None
+
+    def _inspect(self, c: Contribution, payload: memoryview | bytearray) -> tuple[Held | None, str]:
+        if xxhash.xxh3_128_digest(payload) != c.digest:
+            return None, "damaged: its digest does not match"
+        seen = codecs.inspect(c.codec, np.frombuffer(payload, np.uint8), self.fragments[c.fragment])
+        if not seen.finite:
+            return None, "not finite: it holds NaN or infinity"
+        if seen.max_abs > ABS_MAX:
+            return None, f"too large: a value of {seen.max_abs:.3g}"
+        weight = token_weight(c.tokens, c.steps)
+        return Held(c.codec, np.frombuffer(payload, np.uint8), weight, seen.norms), ""
+
+    # ------------------------------------------------------------------------------------------ actions out
+
+    def _perform(self, actions: list[SyncerAction]) -> list[SyncerEvent]:
+        """Carry the actions out in order; what must be durable before the next one is committed together."""
+        facts: list[Fact] = []
+        done: list[SyncerEvent] = []
+        for action in actions:
+            match action:
+                case Record():
+                    facts.append(msgspec.structs.replace(action.fact, at=self.wall_clock()))
+                case Merge():
+                    fact = self._merge(action)
+                    facts.append(fact)
+                    done.append(MergeDone(fact))
+                case _:
+                    self._write(facts)
+                    facts = []
+                    self._act(action)
+        self._write(facts)
+        return done
+
+    def _act(self, action: Send | Hold | Publish | Dismiss | Finish) -> None:
+        match action:
+            case Send():
+                self.outbox.send(action.learner, action.life, action.message, None, None)
+            case Hold():
+                assert self._arriving is not None, action
+                self.payloads[action.learner, action.fragment] = (action.seq, self._arriving[1])
+            case Publish():
+                self._publish(action)
+            case Dismiss():
+                log.warning("dismissed: %s", action.reason)
+                self.outbox.dismiss(action.learner, action.life, action.reason)
+            case Finish():
+                self.finished = action.reason
+
+    def _write(self, facts: list[Fact]) -> None:
+        """One group commit."""
+        if not facts:
+            return
+        self.store.commit([msgspec.msgpack.encode(fact) for fact in facts])
+        self._commits += 1
+
+    def tidy(self) -> None:
+        """Between events: begin a new segment when the tape's is full, collect versions nobody needs."""
+        if self._commits < COMMITS_PER_COLLECT:
+            return
+        self._commits = 0
+        if self.store.tape.size > self.config.store.segment_bytes:
+            self.store.rotate(msgspec.msgpack.encode(self.machine.state))
+        self.store.collect(self.machine.state.files)
+
+    # ------------------------------------------------------------------------------------------ merge and publish
+
+    def _merge(self, action: Merge) -> Committed:
+        """Merge, outer step, published delta; the new version's file is written, its commit follows."""
+        p, old = action.fragment, self.values[action.fragment]
+        held = [self._take(c) for c in action.contributions]
+        threads = self.config.merge.threads
+        delta = merge(action.rule, self.fragments[p], held, threads)
+        x, velocity = outer_step(
+            action.outer, action.lr, action.momentum, old.theta, old.error, old.velocity, delta, threads
+        )
+        codec = "fp32" if action.phase == "closing" else self.config.wire.codec_down
+        published = publish(codec, x, old.theta, threads)
+        assert published.finite, f"fragment {p} version {action.version} is not finite"
+        self.values[p] = Values(published.theta_new, velocity, published.error_new)
+        digest = model.digest_of(published.theta_new)
+        self._keep(p, action.version, Delta(codec, published.payload.tobytes(), digest))
+        state = self.machine.state
+        return Committed(
+            epoch=state.epoch,
+            fragment=p,
+            version=action.version,
+            file=self.store.put(model.parts(self.values[p])),
+            digest=digest,
+            parent=state.fragments[p].digest,
+            rule=action.rule,
+            outer=action.outer,
+            lr=action.lr,
+            momentum=action.momentum,
+            codec=codec,
+            sync_every=action.sync_every,
+            quorum=action.quorum,
+            phase=action.phase,
+            reason=action.reason,
+            ready=action.ready,
+            weights=tuple(h.weight for h in held),
+            rows=action.rows,
+            seen=action.seen,
+            progress=action.progress,
+            open_s=action.open_s,
+            elapsed_s=action.elapsed_s,
+            at=self.wall_clock(),
+        )
+
+    def _take(self, c: Contribution) -> Held:
+        seq, held = self.payloads.pop((c.learner, c.fragment))
+        assert seq == c.seq, (c, seq)
+        return held
+
+    def _keep(self, p: int, version: int, delta: Delta) -> None:
+        self.deltas[p][version] = delta
+        self.deltas[p].pop(version - self.config.store.deltas_kept, None)
+
+    def _publish(self, action: Publish) -> None:
+        """The deltas a learner lacks if they are at hand and smaller than the whole fragment, else the whole."""
+        p, kept = action.fragment, self.deltas[action.fragment]
+        lacking = range(action.base_version + 1, action.version + 1)
+        small = action.base_version > FULL and all(v in kept for v in lacking)
+        theta: F32 = self.values[p].theta
+        if small and sum(len(kept[v].payload) for v in lacking) < theta.nbytes:
+            for version in lacking:
+                self._send_version(action, version, version - 1, kept[version])
+        else:
+            digest = self.machine.state.fragments[p].digest
+            whole = Delta("fp32", theta.data.cast("B"), digest)
+            self._send_version(action, action.version, FULL, whole)
+
+    def _send_version(self, action: Publish, version: int, base_version: int, delta: Delta) -> None:
+        is_last = version == action.version
+        message = Publication(
+            epoch=self.machine.state.epoch,
+            life=action.life,
+            fragment=action.fragment,
+            version=version,
+            base_version=base_version,
+            codec=delta.codec,
+            digest=delta.digest,
+            settled_seq=action.settled_seq if is_last else 0,  # what is settled is only in the newest
+            settled_step=action.settled_step if is_last else 0,
+            progress=action.progress,
+        )
+        tag = (action.fragment, version) if is_last else None
+        self.outbox.send(action.learner, action.life, message, delta.payload, tag)

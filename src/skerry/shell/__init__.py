@@ -1,0 +1,1 @@
+"""Drives. Real sockets, clocks, signals and processes around the nodes."""

@@ -1,0 +1,223 @@
+"""A local run: one syncer and several learners as child processes under one supervisor.
+
+The supervisor starts them, brings back what dies, carries out the kills it was asked for at a fraction of the run, and
+never touches the protocol: it reads the status file and, at the end, the tape. Its children end when it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+POLL_S = 0.1
+RESTART_S = 2.0  # a killed process stays away this long
+CRASHES_MAX = 5  # of one child, not counting kills, before the run is given up
+TERM_S = 4.0  # between asking a child to end and ending it
+START_S = 120.0  # for the syncer to come up
+
+
+class RunFailed(Exception):
+    """A child refused to run, or kept crashing: its own last line, and where its log is."""
+
+
+@dataclass
+class Kill:
+    """A SIGKILL of `victim` once the run's progress reaches `at`; wall-clock seconds of when it happened."""
+
+    victim: str
+    at: float
+    killed_at: float | None = None
+
+
+@dataclass
+class Child:
+    """One child process and its log; `due_at` is when it is to be started again."""
+
+    name: str
+    arguments: list[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    due_at: float | None = None
+    starts: int = 0
+    crashes: int = 0
+    ended: bool = False
+
+    def start(self) -> None:
+        self.starts += 1
+        self.due_at = None
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "skerry", *self.arguments, "--parent", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which then ends them in order
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def last_line(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return lines[-1] if lines else "it said nothing"
+
+
+@dataclass
+class LocalRun:
+    """Everything the supervisor holds; `run` blocks until the syncer has closed the run."""
+
+    run_dir: Path
+    speeds: Sequence[float]
+    kills: list[Kill]
+    syncer_arguments: list[str] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+    syncer: Child | None = None
+    learners: list[Child] = field(default_factory=list)
+    port: int = 0
+
+    def run(self, show: Callable[[dict[str, Any]], None]) -> None:
+        """Start, watch, kill, bring back; `show` is called with the newest status."""
+        with self._ends_everything():
+            self._start_syncer()
+            self._start_learners()
+            assert self.syncer is not None
+            while not self.syncer.ended:
+                self._read_status()
+                self._kill_what_is_due()
+                for child in [self.syncer, *self.learners]:
+                    self._tend(child)
+                show(self.status)
+                time.sleep(POLL_S)
+            self._read_status()
+            self._wait_for_learners()
+
+    @property
+    def learner_restarts(self) -> int:
+        return sum(max(0, child.starts - 1) for child in self.learners)
+
+    @property
+    def syncer_restarts(self) -> int:
+        return max(0, self.syncer.starts - 1) if self.syncer else 0
+
+    # ------------------------------------------------------------------------------------------ starting
+
+    def _start_syncer(self) -> None:
+        logs = self.run_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        (self.run_dir / "status.json").unlink(missing_ok=True)
+        arguments = ["syncer", "--run", str(self.run_dir), "--port", "0", *self.syncer_arguments]
+        self.syncer = Child("syncer", arguments, logs / "syncer.log")
+        self.syncer.start()
+        deadline = time.monotonic() + START_S
+        while not self._read_status():
+            if not self.syncer.is_running:
+                raise RunFailed(_said(self.syncer))
+            if time.monotonic() > deadline:
+                raise RunFailed(f"the syncer did not come up within {START_S:.0f} s: see {self.syncer.log}")
+            time.sleep(POLL_S)
+        self.port = int(self.status["address"].rpartition(":")[2])
+        self.syncer.arguments = ["syncer", "--run", str(self.run_dir), "--port", str(self.port)]
+
+    def _start_learners(self) -> None:
+        for index, speed in enumerate(self.speeds):
+            name = f"learner-{index}"
+            address = f"127.0.0.1:{self.port}"
+            arguments = ["learner", "--syncer", address, "--name", name, "--speed", str(speed)]
+            child = Child(name, arguments, self.run_dir / "logs" / f"{name}.log")
+            child.start()
+            self.learners.append(child)
+
+    def _read_status(self) -> bool:
+        try:
+            self.status = msgspec.json.decode((self.run_dir / "status.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------------ watching
+
+    def _kill_what_is_due(self) -> None:
+        assert self.syncer is not None
+        progress = self.status.get("progress", 0.0)
+        for kill in self.kills:
+            if kill.killed_at is not None or progress < kill.at:
+                continue
+            child = next(c for c in [self.syncer, *self.learners] if c.name == kill.victim)
+            if child.process is None or not child.is_running:
+                continue
+            kill.killed_at = time.time()
+            child.process.kill()
+            child.process.wait()
+            child.due_at = time.monotonic() + RESTART_S
+
+    def _tend(self, child: Child) -> None:
+        """Start what is due, note what has ended, bring back what crashed, give up on what refuses to run."""
+        if child.due_at is not None:
+            if time.monotonic() >= child.due_at:
+                child.start()
+            return
+        if child.ended or child.is_running:
+            return
+        assert child.process is not None
+        code = child.process.returncode
+        if code == 0:
+            child.ended = True
+        elif code == 2:
+            raise RunFailed(_said(child))
+        else:
+            child.crashes += 1
+            if child.crashes > CRASHES_MAX:
+                raise RunFailed(f"{child.name} crashed {child.crashes} times: {_said(child)}")
+            child.due_at = time.monotonic() + RESTART_S
+
+    def _wait_for_learners(self) -> None:
+        deadline = time.monotonic() + TERM_S
+        while any(child.is_running for child in self.learners) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    @contextlib.contextmanager
+    def _ends_everything(self) -> Iterator[None]:
+        """However this ends, no process is left behind; learners go first, so that their last work is merged."""
+        before = signal.signal(signal.SIGTERM, _as_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            _end(self.learners)
+            _end([self.syncer] if self.syncer else [])
+
+
+def _end(children: Sequence[Child]) -> None:
+    processes = [c.process for c in children if c.process is not None and c.is_running]
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + TERM_S
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _as_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _said(child: Child) -> str:
+    return f"{child.last_line().removeprefix('skerry: ')} (log: {child.log})"

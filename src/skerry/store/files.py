@@ -1,0 +1,196 @@
+"""The file system the store is handed: a dozen small calls on names inside one directory.
+
+Rules: nothing is durable until `sync` (contents) or `sync_dir` (names) has returned; `rename` replaces
+atomically; every call may raise `OSError` and none is ever retried here. `DiskFiles` is the real one; tests
+and the simulator hand in their own. It does not know what the files mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class StoreError(Exception):
+    """The store cannot go on; one line that says what, where, and what to do."""
+
+
+class StoreInUse(StoreError):
+    """Another process writes in this directory."""
+
+
+class FileSystem(Protocol):
+    """Names are relative, with `/`; `""` is the root directory itself."""
+
+    def read(self, name: str) -> bytes: ...
+    def write(self, name: str, parts: Sequence[Buffer]) -> None: ...  # creates, or replaces the contents
+    def append(self, name: str, data: Buffer) -> None: ...
+    def sync(self, name: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def names(self, directory: str) -> list[str]: ...  # sorted
+    def make_dir(self, directory: str) -> None: ...  # fine if it is there
+    def sync_dir(self, directory: str) -> None: ...
+    def lock(self) -> None: ...  # exclusive until close; StoreInUse if another holds it
+    def close(self) -> None: ...
+
+
+class DiskFiles:
+    """A directory on disk, held by descriptor: renaming it while we run does no harm.
+
+    The descriptor that wrote a file stays open until the file is synced and renamed. Linux reports a failed
+    write-back to the descriptors that were open then; one opened later may hear nothing of it.
+    """
+
+    def __init__(self, root: Path, *, create: bool = True) -> None:
+        self.root = root
+        if create:
+            _make_root(root)
+        self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open_fds: dict[str, int] = {}
+        self._lock_fd: int | None = None
+
+    def __repr__(self) -> str:
+        return f"DiskFiles({str(self.root)!r})"
+
+    def read(self, name: str) -> bytes:
+        # Only up to the size seen at the start: a reader beside a live writer then sees whole bytes or none.
+        with _naming(name), open(self._open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(os.fstat(file.fileno()).st_size)
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        self._forget(name)
+        with _naming(name):
+            fd = self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for part in parts:
+                _write_all(fd, flat(part))
+
+    def append(self, name: str, data: Buffer) -> None:
+        with _naming(name):
+            _write_all(self._kept(name), flat(data))
+
+    def sync(self, name: str) -> None:
+        with _naming(name):
+            fd = self._kept(name)
+            os.fsync(fd)
+            if os.fstat(fd).st_nlink == 0:  # we would be writing where nobody will read
+                raise OSError(errno.ESTALE, "deleted or replaced while in use")
+
+    def rename(self, source: str, target: str) -> None:
+        self._forget(source)
+        self._forget(target)
+        with _naming(target):
+            os.rename(source, target, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
+
+    def remove(self, name: str) -> None:
+        self._forget(name)
+        with _naming(name):
+            os.unlink(name, dir_fd=self._root_fd)
+
+    def names(self, directory: str) -> list[str]:
+        with self._directory(directory) as fd:
+            return sorted(os.listdir(fd))
+
+    def make_dir(self, directory: str) -> None:
+        with _naming(directory), suppress(FileExistsError):
+            os.mkdir(directory, 0o700, dir_fd=self._root_fd)
+
+    def sync_dir(self, directory: str) -> None:
+        with self._directory(directory) as fd:
+            os.fsync(fd)
+
+    def lock(self) -> None:
+        with _naming("lock"):
+            fd = self._open("lock", os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
+                os.close(fd)
+                raise StoreInUse(
+                    f"{self.root} is in use by process {holder}: stop it, or choose another directory"
+                ) from None
+            self._lock_fd = fd
+            os.ftruncate(fd, 0)
+            os.write(fd, b"%d\n" % os.getpid())
+
+    def close(self) -> None:
+        for name in list(self._open_fds):
+            with suppress(OSError):  # what mattered was synced; a failing disk must not keep the lock
+                self._forget(name)
+        if self._lock_fd is not None:
+            with suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = None
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+            self._root_fd = -1
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._root_fd)
+
+    def _kept(self, name: str) -> int:
+        """The descriptor that wrote this file, or one that is kept from now on in place of all others."""
+        if name not in self._open_fds:
+            for other in list(self._open_fds):
+                self._forget(other)
+            self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_APPEND)
+        return self._open_fds[name]
+
+    def _forget(self, name: str) -> None:
+        fd = self._open_fds.pop(name, None)
+        if fd is not None:
+            with _naming(name):
+                os.close(fd)
+
+    @contextmanager
+    def _directory(self, directory: str) -> Iterator[int]:
+        with _naming(directory or "."):
+            fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root_fd)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
+
+def flat(part: Buffer) -> memoryview:
+    """The buffer as plain bytes, without a copy."""
+    view = memoryview(part)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty array cannot be cast
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _make_root(root: Path) -> None:
+    if not root.exists():
+        _make_root(root.parent)
+        with suppress(FileExistsError):
+            os.mkdir(root, 0o700)
+    with suppress(PermissionError):  # a parent we may not read was not made by us
+        fd = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Calls on a descriptor fail without saying on which file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = name, None
+        raise

@@ -1,0 +1,202 @@
+"""The durable store: a tape of records, and files named by the sha256 of their contents.
+
+    put: write temporary, fsync, rename to the digest      commit: fsync directory, append records, fsync tape
+
+Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files put
+before it are durable; the first error while writing stops the store for good, because after a failed fsync
+nobody knows what is on the disk, and asking again proves nothing. One thread. The store does not know what
+records say, so it is told which files to keep.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from .files import DiskFiles, FileSystem, StoreError, flat
+from .tape import Record, Tape, TapeDamaged, TapeTooNew, read_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class FileDamaged(StoreError):
+    """A file that a record names is missing, or is not what was put."""
+
+
+class Store:
+    def __init__(self, root: Path, files: FileSystem, *, readonly: bool) -> None:
+        self.root = root
+        self._files = files
+        self._readonly = readonly
+        self._stopped = ""  # why, once it has
+        self._uncommitted: set[str] = set()  # put since the last commit
+        self._durable: set[str] = set()  # put and committed by this process
+        self.tape, self.records = Tape.open(files, readonly=readonly)
+
+    def __repr__(self) -> str:
+        state = self._stopped or ("reading" if self._readonly else f"{len(self._uncommitted)} uncommitted")
+        return f"Store({str(self.root)!r}, {self.tape}, {state})"
+
+    @classmethod
+    def open(cls, root: Path, *, readonly: bool = False, files: FileSystem | None = None) -> Self:
+        """Recover what is there; `records` is the last fold, if any, and everything since.
+
+        A writer makes the directories and holds the lock until `close`. A reader changes nothing and may open
+        beside a live writer. A file system handed in belongs to the store from here on.
+        """
+        root = root.absolute()
+        try:
+            files = files or DiskFiles(root, create=not readonly)
+            try:
+                if not readonly:
+                    _prepare(files)
+                return cls(root, files, readonly=readonly)
+            except BaseException:
+                files.close()
+                raise
+        except FileNotFoundError as error:
+            if readonly:
+                raise StoreError(f"{root} holds no store: check the path") from error
+            raise StoreError(_explain(root, "open", error)) from error
+        except OSError as error:
+            raise StoreError(_explain(root, "open", error)) from error
+        except (TapeDamaged, TapeTooNew) as error:
+            raise type(error)(f"{root}/{error}") from error
+
+    def put(self, parts: Sequence[Buffer]) -> str:
+        """Keep a file whose contents are `parts` joined; it lasts once a commit has followed."""
+        self._check_open()
+        digest = _digest(parts)
+        with self._writing("put"):
+            # A file merely seen in the directory may exist in the cache alone (a failed sync before a
+            # restart), so only what this process wrote is taken as written.
+            if digest not in self._durable and digest not in self._uncommitted:
+                temporary = f"files/{digest}.tmp"
+                self._files.write(temporary, parts)
+                self._files.sync(temporary)
+                self._files.rename(temporary, f"files/{digest}")
+            self._uncommitted.add(digest)
+        return digest
+
+    def commit(self, records: Sequence[bytes]) -> None:
+        """Append the records, all or none; on return they and every file put so far are durable."""
+        with self._writing("commit"):
+            self._sync_names()
+            self.tape.append(records)
+            self._durable |= self._uncommitted
+            self._uncommitted.clear()
+
+    def get(self, digest: str) -> bytes:
+        """The contents of a file, checked against its name."""
+        self._check_open()
+        if not _DIGEST.fullmatch(digest):
+            raise FileDamaged(f"{self.root}: {digest[:80]!r} is no file digest")
+        where = f"{self.root}/files/{digest}"
+        try:
+            data = self._files.read(f"files/{digest}")
+        except FileNotFoundError:
+            raise FileDamaged(f"{where} is missing: restore it from a copy") from None
+        except OSError as error:
+            raise StoreError(_explain(self.root, "get", error)) from error
+        if _digest([data]) != digest:
+            raise FileDamaged(f"{where} differs from what was written: restore it from a copy")
+        return data
+
+    def rotate(self, fold: bytes) -> None:
+        """Begin a new segment with `fold`, the state of everything committed."""
+        with self._writing("rotate"):
+            self._sync_names()
+            self.tape.rotate(fold)
+
+    def collect(self, keep: Collection[str]) -> int:
+        """Remove files not in `keep` and leftovers of crashed puts, sparing what awaits its commit."""
+        keep = self._uncommitted.union(keep)
+        with self._writing("collect"):
+            names = [name for name in self._files.names("files") if _is_ours(name) and name not in keep]
+            for name in names:
+                self._durable.discard(name)
+                self._files.remove(f"files/{name}")
+        return len(names)
+
+    def history(self) -> Iterator[Record]:
+        """Every record ever committed, folds among them, with the whole chain verified."""
+        self._check_open()
+        try:
+            yield from read_all(self._files)
+        except OSError as error:
+            raise StoreError(_explain(self.root, "history", error)) from error
+        except (TapeDamaged, TapeTooNew) as error:
+            raise type(error)(f"{self.root}/{error}") from error
+
+    def close(self) -> None:
+        self._stopped = self._stopped or f"{self.root}: the store is closed"
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sync_names(self) -> None:
+        if self._uncommitted:
+            self._files.sync_dir("files")
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise StoreError(self._stopped)
+
+    @contextmanager
+    def _writing(self, doing: str) -> Iterator[None]:
+        """Whatever breaks off in here, an interrupt too, leaves the tape's end unknown: stop for good."""
+        self._check_open()
+        if self._readonly:
+            raise StoreError(f"{self.root} is open for reading only: {doing} refused")
+        try:
+            yield
+        except OSError as error:
+            reason = _explain(self.root, doing, error)
+            self._stopped = f"{self.root}: stopped after a failed write or fsync, restart: {reason}"
+            raise StoreError(reason) from error
+        except BaseException as error:
+            self._stopped = f"{self.root}: stopped, {doing} was broken off by {type(error).__name__}: restart"
+            raise
+
+
+def _prepare(files: FileSystem) -> None:
+    files.lock()
+    files.make_dir("tape")
+    files.make_dir("files")
+    files.sync_dir("")
+
+
+def _digest(parts: Sequence[Buffer]) -> str:
+    hash = sha256()
+    for part in parts:
+        hash.update(flat(part))
+    return hash.hexdigest()
+
+
+def _is_ours(name: str) -> bool:
+    return _DIGEST.fullmatch(name.removesuffix(".tmp")) is not None
+
+
+def _explain(root: Path, doing: str, error: OSError) -> str:
+    where = root / str(error.filename or "")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({where}); committed state is intact: free space and restart"
+    remedy = {
+        errno.EACCES: "check its owner and permissions",
+        errno.EROFS: "mount it writable",
+        errno.ENOTDIR: "choose a directory",
+        errno.EEXIST: "choose a directory",
+    }.get(error.errno or 0, "check the disk, then restart")
+    return f"{doing} failed at {where}: {error.strerror or error}; {remedy}"

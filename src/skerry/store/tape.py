@@ -1,0 +1,268 @@
+"""The tape: an append-only, hash-chained list of records in numbered segments.
+
+A *group* is what one commit appends: one write, one fsync, one hash over all its records, so after a crash a
+group is there whole or not at all. Every segment but the first begins with a group of one record, the *fold*:
+the state of everything before it, so opening reads only the last segment. Earlier segments stay, for replay.
+
+    segment   magic 8 | version u16 | 0 u16 | number u32 | previous hash 32 | group ...
+    group     magic 4 | segment u32 | offset u64 | records u32 | payload bytes u32 | previous hash 32
+              | payload: (length u32 | body) ... | sha256 of all of the group before it 32
+
+Torn tail or damage? A group is written only after everything before it was fsynced. So behind a bad group:
+- no intact group follows: it is the tail, torn by a crash and never acknowledged (or the very last group has
+  rotted, which nothing in the file can tell apart). It is cut off.
+- an intact group follows: the bad bytes had been fsynced, a crash cannot have spoiled them. `TapeDamaged`.
+A group holds its own place and its predecessor's hash, so it can be recognised behind any damage.
+
+Opening for writing always copies the good part of the last segment to a fresh file and renames it into place:
+this cuts the tail, and makes durable what is only in the page cache. After a failed fsync Linux shows bytes
+there, marked clean, that never reached the disk; syncing such a file again succeeds and proves nothing.
+
+The tape does not know what a record says.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import NamedTuple
+
+from .files import FileSystem, StoreError
+
+FORMAT_VERSION = 1
+GROUP_BYTES_MAX = 64 << 20  # payload of one commit
+
+_SEGMENT_MAGIC = b"SKRYTAPE"
+_SEGMENT = struct.Struct("<8sHHI32s")
+_GROUP_MAGIC = b"\xf5GRP"
+_GROUP = struct.Struct("<4sIQII32s")
+_LENGTH = struct.Struct("<I")
+_HASH_BYTES = 32
+_NO_HASH = bytes(_HASH_BYTES)  # what the first segment continues
+
+
+class TapeDamaged(StoreError):
+    """Bytes that had been made durable are not what was written."""
+
+
+class TapeTooNew(StoreError):
+    """A segment was written by a later format."""
+
+
+class Record(NamedTuple):
+    segment: int
+    number: int  # within the segment, from 0
+    offset: int  # of its length field, within the segment
+    is_fold: bool
+    body: bytes
+
+
+class Tape:
+    """The open end of the tape. One writer; after a call that raised it must not be used again."""
+
+    def __init__(self, files: FileSystem, number: int, size: int, head: bytes) -> None:
+        self._files = files
+        self.number = number  # of the last segment
+        self.size = size  # bytes in it: when to rotate
+        self.head = head  # hash of the last group
+
+    def __repr__(self) -> str:
+        return f"Tape({_name(self.number)}, {self.size} bytes, head {self.head.hex()[:12]})"
+
+    @classmethod
+    def open(cls, files: FileSystem, *, readonly: bool = False) -> tuple[Tape, list[bytes]]:
+        """The tape and the records of its last segment: the fold, if any, and everything since."""
+        last, torn = _last_segment(files)
+        if not readonly:
+            if torn is not None:
+                files.remove(_name(torn))
+                files.sync_dir("tape")
+            _place(files, last.number, last.good)
+            for leftover in [name for name in files.names("tape") if name.endswith(".tmp")]:
+                files.remove(f"tape/{leftover}")
+        return cls(files, last.number, len(last.good), last.head), [record.body for record in last.records]
+
+    def append(self, bodies: Sequence[bytes]) -> None:
+        """One group: durable on return; after a crash before that, all of it is there or nothing."""
+        group = _group(self.number, self.size, self.head, bodies)
+        self._files.append(_name(self.number), group)
+        self._files.sync(_name(self.number))
+        self.size, self.head = self.size + len(group), group[-_HASH_BYTES:]
+
+    def rotate(self, fold: bytes) -> None:
+        """Go on in a new segment that begins with the folded state; it appears whole or not at all."""
+        header = _header(self.number + 1, self.head)
+        group = _group(self.number + 1, len(header), self.head, [fold])
+        _place(self._files, self.number + 1, header + group)
+        self.number, self.size, self.head = self.number + 1, len(header + group), group[-_HASH_BYTES:]
+
+
+def read_all(files: FileSystem) -> Iterator[Record]:
+    """Every record of every segment, the whole chain verified; needs no lock and stops before a torn tail."""
+    head = _NO_HASH
+    numbers = _numbers(files)
+    for expected, number in enumerate(numbers, start=1):
+        if number != expected:
+            raise TapeDamaged(f"{_name(expected)} is missing: restore it from a copy")
+        data = files.read(_name(number))
+        segment = _parse(data, number)
+        is_torn = len(segment.good) < len(data) or not segment.good
+        if is_torn and number != numbers[-1]:
+            raise _damage(segment, "there is a later segment")
+        if segment.good and segment.previous != head:
+            raise TapeDamaged(f"{_name(number)} does not continue the segment before it: restore both")
+        yield from segment.records
+        head = segment.head
+
+
+@dataclass
+class _Segment:
+    number: int
+    previous: bytes = _NO_HASH
+    head: bytes = _NO_HASH
+    good: bytes = b""  # header and intact groups; empty when not even the header is right
+    records: list[Record] = field(default_factory=list)
+
+
+def _last_segment(files: FileSystem) -> tuple[_Segment, int | None]:
+    """The segment to go on from, and the number of one after it that holds nothing, to be removed."""
+    numbers = _numbers(files)
+    if not numbers:
+        return _first_segment(), None
+    last = _parse(files.read(_name(numbers[-1])), numbers[-1])
+    if last.records or (last.good and last.number == 1):
+        return last, None
+    if last.number == 1:
+        return _first_segment(), None
+    # A later segment without its fold: nothing was committed in it; all before it was durable when it began.
+    if last.number - 1 not in numbers:
+        raise TapeDamaged(f"{_name(last.number - 1)} is missing: restore it from a copy")
+    data = files.read(_name(last.number - 1))
+    before = _parse(data, last.number - 1)
+    if len(before.good) < len(data) or not before.good:
+        raise _damage(before, "there is a later segment")
+    return before, last.number
+
+
+def _first_segment() -> _Segment:
+    return _Segment(1, good=_header(1, _NO_HASH))
+
+
+def _place(files: FileSystem, number: int, data: bytes) -> None:
+    temporary = f"tape/{number:06d}.tmp"
+    files.write(temporary, [data])
+    files.sync(temporary)
+    files.rename(temporary, _name(number))
+    files.sync_dir("tape")
+
+
+def _parse(data: bytes, number: int) -> _Segment:
+    """The good part of a segment; `TapeDamaged` if what follows it is more than a torn tail."""
+    segment = _Segment(number)
+    previous = _read_header(data, number)
+    end = 0
+    if previous is not None:
+        segment.previous = segment.head = previous
+        end = _SEGMENT.size
+        while (group := _group_at(data, number, end)) and group.previous == segment.head:
+            segment.records += [
+                Record(number, count, offset, number > 1 and count == 0, body)
+                for count, (offset, body) in enumerate(group.bodies, start=len(segment.records))
+            ]
+            segment.head, end = group.hash, group.end
+    segment.good = data[:end]
+    if (later := _intact_group_after(data, number, end)) is not None:
+        raise _damage(segment, f"an intact one follows at byte {later}")
+    return segment
+
+
+class _Group(NamedTuple):
+    previous: bytes
+    bodies: list[tuple[int, bytes]]  # (offset, body)
+    hash: bytes
+    end: int
+
+
+def _group_at(data: bytes, number: int, start: int) -> _Group | None:
+    """The group that begins at `start`, if all of it is there and its hash is right."""
+    if start + _GROUP.size > len(data):
+        return None
+    magic, segment, offset, count, payload_bytes, previous = _GROUP.unpack_from(data, start)
+    end = start + _GROUP.size + payload_bytes
+    if (magic, segment, offset) != (_GROUP_MAGIC, number, start) or payload_bytes > GROUP_BYTES_MAX:
+        return None
+    if end + _HASH_BYTES > len(data):
+        return None
+    hash = sha256(memoryview(data)[start:end]).digest()
+    if hash != data[end : end + _HASH_BYTES]:
+        return None
+    bodies = _bodies(data, start + _GROUP.size, end)
+    return _Group(previous, bodies, hash, end + _HASH_BYTES) if 0 < len(bodies) == count else None
+
+
+def _bodies(data: bytes, start: int, end: int) -> list[tuple[int, bytes]]:
+    """The records between `start` and `end`; none if their lengths do not add up."""
+    bodies = []
+    while start + _LENGTH.size <= end:
+        body_start = start + _LENGTH.size
+        body_end = body_start + _LENGTH.unpack_from(data, start)[0]
+        if body_end > end:
+            break
+        bodies.append((start, data[body_start:body_end]))
+        start = body_end
+    return bodies if start == end else []
+
+
+def _intact_group_after(data: bytes, number: int, start: int) -> int | None:
+    while (start := data.find(_GROUP_MAGIC, start)) >= 0:
+        if _group_at(data, number, start):
+            return start
+        start += 1
+    return None
+
+
+def _group(number: int, offset: int, previous: bytes, bodies: Sequence[bytes]) -> bytes:
+    payload_bytes = sum(_LENGTH.size + len(body) for body in bodies)
+    assert bodies, "a group holds at least one record"
+    assert payload_bytes <= GROUP_BYTES_MAX, f"a commit of {payload_bytes} bytes, at most {GROUP_BYTES_MAX}"
+    parts = [_GROUP.pack(_GROUP_MAGIC, number, offset, len(bodies), payload_bytes, previous)]
+    for body in bodies:
+        parts += [_LENGTH.pack(len(body)), body]
+    group = b"".join(parts)
+    return group + sha256(group).digest()
+
+
+def _header(number: int, previous: bytes) -> bytes:
+    return _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT_VERSION, 0, number, previous)
+
+
+def _read_header(data: bytes, number: int) -> bytes | None:
+    """The hash this segment continues from, or None if the header is torn or not ours."""
+    if len(data) < _SEGMENT.size or not data.startswith(_SEGMENT_MAGIC):
+        return None
+    _, version, _, _, previous = _SEGMENT.unpack_from(data)
+    if version > FORMAT_VERSION:
+        raise TapeTooNew(
+            f"{_name(number)} has format {version}, this build reads up to {FORMAT_VERSION}: use a later one"
+        )
+    is_right = data[: _SEGMENT.size] == _header(number, previous) and (number > 1 or previous == _NO_HASH)
+    return previous if is_right else None
+
+
+def _name(number: int) -> str:
+    return f"tape/{number:06d}.seg"
+
+
+def _numbers(files: FileSystem) -> list[int]:
+    matches = (re.fullmatch(r"([0-9]{6,})\.seg", name) for name in files.names("tape"))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _damage(segment: _Segment, proof: str) -> TapeDamaged:
+    return TapeDamaged(
+        f"{_name(segment.number)} is damaged from record {len(segment.records)} at byte {len(segment.good)}"
+        f" ({proof}): restore it from a copy"
+    )

@@ -1,0 +1,58 @@
+"""The built-in learner: the GPT on the run's text, as a plain loop around `skerry.Learner`.
+
+Learners that share a machine are paced: each step is padded to `step_s / speed`, so that figures on speed, gaps and
+goodput speak of the protocol and not of the machine's scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from skerry.adapters.torch import Learner
+from skerry.config import Config
+from skerry.train.data import Corpus, Stream
+from skerry.train.gpt import GPT, build
+from skerry.train.inner import Inner
+from skerry.train.shapes import shape_of
+
+
+class Pace:
+    """Pads each step to `period_s`; a late step is not made up for by quicker ones."""
+
+    def __init__(self, period_s: float) -> None:
+        self.period_s = period_s
+        self._due = time.monotonic() + period_s
+
+    def wait(self) -> None:
+        now = time.monotonic()
+        if self.period_s and now < self._due:
+            time.sleep(self._due - now)
+        self._due = max(self._due, now) + self.period_s
+
+
+def model_of(config: Config) -> GPT:
+    shape = shape_of(config.model)
+    return build(shape.layers, shape.width, shape.heads, shape.context, config.run.seed)
+
+
+def train(
+    config: Config, syncer: str, name: str, speed: float, token_file: str | None, wants_on: Callable[[], bool]
+) -> None:
+    """Join, train until the run or the operator says stop, hand over what is left, leave."""
+    corpus = Corpus.open(config.data.path, config.data.bytes_max)
+    model = model_of(config)
+    inner = Inner(model, config.learner.lr, config.learner.weight_decay)
+    with Learner(model, inner.optimizer, syncer, name=name, token_file=token_file) as learner:
+        stream = Stream(
+            corpus, learner.index % config.run.learners, config.run.learners, config.run.seed, config.data.batch,
+            shape_of(config.model).context,
+        )  # fmt: skip
+        stream.seek(learner.prior_steps)
+        pace = Pace(config.learner.step_s / speed)
+        going = learner.is_running
+        while going and wants_on():
+            inputs, targets = next(stream)
+            loss = inner.step(inputs, targets, learner.progress, learner.ramp)
+            pace.wait()
+            going = learner.step(tokens=inputs.size, loss=loss)

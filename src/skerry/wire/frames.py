@@ -1,0 +1,375 @@
+"""Message <-> bytes: frames with a checksum, and a parser that takes any split of the stream.
+
+A frame is a header of 24 bytes and a body, all little-endian. The header: magic (4 bytes), version u8, kind
+u8, reserved u16, body length u32, xxh3-64 of the body u64, crc32 of these twenty bytes u32. The kinds:
+
+    HANDSHAKE  msgpack of one struct below; the only kind that is legal before a connection is authenticated
+    MESSAGE    msgpack of a message without payload
+    BULK       msgpack of (transfer, payload length, message): announces a payload
+    CHUNK      transfer u64 | offset u64 | raw bytes: one chunk of an announced payload
+    PING       nothing: I am here
+
+Rules that hold here: a peer never chooses a decoder (each side reads only the two unions of its dialect),
+and nothing is allocated on its word (a length is compared with the only legal one first). The chunks of a
+payload may come in any order but lie on a grid of CHUNK_BYTES, so that each offset has one legal length;
+each chunk comes once. Whatever the bytes, the parser raises `ProtocolError` and nothing else. Nothing here
+knows sockets, tokens or time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from msgspec import Struct
+
+from skerry.core.events import Contribution, LearnerMessage, Message, Publication, SyncerMessage
+
+MAGIC = b"SKRY"
+FRAME_VERSION = 1
+MESSAGE, BULK, CHUNK, PING, HANDSHAKE = 1, 2, 3, 4, 5
+
+CHUNK_BYTES = 256 << 10
+HANDSHAKE_BYTES_MAX = 64 << 10
+MESSAGE_BYTES_MAX = 16 << 20
+TRANSFERS_MAX = 64  # payloads in progress from one peer
+TRANSFER_BYTES_MAX = 4 << 30  # and their sum; one alone may be larger, for its length was found legal
+NONCE_BYTES = 32
+SESSION_BYTES = 16
+REASON_CHARS_MAX = 300
+
+HEADER = struct.Struct("<4sBBHIQ")
+CHECK = struct.Struct("<I")
+PREFIX = struct.Struct("<QQ")
+HEADER_BYTES = HEADER.size + CHECK.size
+
+BODY_BYTES_MIN_MAX = {
+    MESSAGE: (1, MESSAGE_BYTES_MAX),
+    BULK: (1, MESSAGE_BYTES_MAX),
+    CHUNK: (PREFIX.size + 1, PREFIX.size + CHUNK_BYTES),
+    PING: (0, 0),
+    HANDSHAKE: (1, HANDSHAKE_BYTES_MAX),
+}
+NAMES = {MESSAGE: "message", BULK: "bulk", CHUNK: "chunk", PING: "ping", HANDSHAKE: "handshake"}
+
+STRANGER = frozenset({HANDSHAKE})  # kinds legal on a connection that is not authenticated,
+CONTROL_LINE = frozenset({MESSAGE, PING})  # on a control connection,
+BULK_LINE = frozenset({BULK, CHUNK, PING})  # on a bulk connection
+
+CARRIES_PAYLOAD = (Contribution, Publication)  # always travel as BULK; the other messages never do
+
+Payload = bytes | bytearray | memoryview
+PayloadLimit = Callable[[Message], int]  # the one legal payload length of a bulk message, or ProtocolError
+
+
+class ProtocolError(Exception):
+    """The other side broke the protocol; one line that says how."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
+
+
+# -------------------------------------------------------------------------------------------------- handshake
+
+
+class Challenge(Struct, frozen=True, tag=True):
+    """Syncer, on every new connection: prove that you hold the token, if there is one."""
+
+    protocol: int
+    nonce: bytes
+    locked: bool
+
+
+class Proof(Struct, frozen=True, tag=True):
+    """Learner, on its control connection; `nonce` challenges the syncer in turn."""
+
+    protocol: int
+    nonce: bytes
+    mac: bytes
+
+
+class Attach(Struct, frozen=True, tag=True):
+    """Learner, on its bulk connection: this belongs to the session that the control connection was given."""
+
+    protocol: int
+    nonce: bytes
+    session: bytes
+    mac: bytes
+
+
+class Attached(Struct, frozen=True, tag=True):
+    """Syncer: the connection is open and belongs to `session`; `mac` proves that it holds the token."""
+
+    session: bytes
+    mac: bytes
+
+
+class Denied(Struct, frozen=True, tag=True):
+    """Syncer: no. If `final`, dialling again would be answered the same."""
+
+    reason: str
+    final: bool
+
+
+FromLearner = Proof | Attach
+FromSyncer = Challenge | Attached | Denied
+Handshake = FromLearner | FromSyncer
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def encode(message: Message | Handshake) -> bytes:
+    """The whole frame of a message that carries no payload."""
+    assert not isinstance(message, CARRIES_PAYLOAD), f"{type(message).__name__} without its payload"
+    return _frame(HANDSHAKE if isinstance(message, Handshake) else MESSAGE, msgspec.msgpack.encode(message))
+
+
+def encode_bulk(transfer: int, message: Message, payload: memoryview) -> Iterator[tuple[Payload, ...]]:
+    """The frames of a message and its payload, each as buffers to send in order; nothing is copied."""
+    assert isinstance(message, CARRIES_PAYLOAD), f"{type(message).__name__} takes no payload"
+    announcement = _frame(BULK, msgspec.msgpack.encode((transfer, len(payload), message)))
+    return itertools.chain([(announcement,)], _chunks(transfer, payload))
+
+
+def _chunks(transfer: int, payload: memoryview) -> Iterator[tuple[Payload, ...]]:
+    for offset in range(0, len(payload), CHUNK_BYTES):
+        data = payload[offset : offset + CHUNK_BYTES]
+        prefix = PREFIX.pack(transfer, offset)
+        yield _header(CHUNK, PREFIX.size + len(data), _checksum(prefix, data)) + prefix, data
+
+
+def flat(payload: Payload) -> memoryview:
+    """A payload as plain bytes, without a copy; it must be contiguous."""
+    view = memoryview(payload)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _frame(kind: int, body: bytes) -> bytes:
+    assert len(body) <= BODY_BYTES_MIN_MAX[kind][1], f"{len(body)} bytes in one {NAMES[kind]}"
+    return _header(kind, len(body), _checksum(body)) + body
+
+
+def _header(kind: int, body_bytes: int, checksum: int) -> bytes:
+    fields = HEADER.pack(MAGIC, FRAME_VERSION, kind, 0, body_bytes, checksum)
+    return fields + CHECK.pack(zlib.crc32(fields))
+
+
+def _checksum(*parts: Payload) -> int:
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return int(state.intdigest())
+
+
+PING_FRAME = _frame(PING, b"")
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A complete message, with its complete payload if it carries one."""
+
+    message: Message
+    payload: memoryview | None
+
+
+class Dialect:
+    """What one side is willing to read: its handshake, its messages, and how long their payloads must be."""
+
+    def __init__(self, handshake: Any, messages: Any, payload_limit: PayloadLimit) -> None:
+        self.handshake = msgspec.msgpack.Decoder(handshake)
+        self.message = msgspec.msgpack.Decoder(messages)
+        self.announcement = msgspec.msgpack.Decoder(tuple[int, int, messages])
+        self.payload_limit = payload_limit
+
+
+def syncer_dialect(payload_limit: PayloadLimit) -> Dialect:
+    return Dialect(FromLearner, LearnerMessage, payload_limit)
+
+
+def learner_dialect(payload_limit: PayloadLimit) -> Dialect:
+    return Dialect(FromSyncer, SyncerMessage, payload_limit)
+
+
+class Parser:
+    """Reads one connection: `buffer()` says where the next bytes go, `received(n)` that n of them are there.
+
+    `legal` holds the frame kinds that may come at present; the owner changes it when the handshake is over. A
+    chunk is received straight into its payload. After a ProtocolError the parser is spent.
+    """
+
+    def __init__(self, dialect: Dialect, transfers: Transfers | None = None) -> None:
+        self.legal = STRANGER
+        self.transfers = transfers or Transfers()
+        self._dialect = dialect
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._prefix = memoryview(bytearray(PREFIX.size))
+        self._expect(self._header, self._header_complete)
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes of the stream belong; never empty."""
+        return self._target[self._filled :]
+
+    def received(self, count: int) -> Delivery | Handshake | None:
+        """Take note of `count` bytes in `buffer()`; returns what they complete, if anything."""
+        self._filled += count
+        if self._target is self._header and self._header[: self._filled][:4] != MAGIC[: self._filled]:
+            raise ProtocolError(f"not a Skerry frame: it begins with {bytes(self._header[: self._filled])!r}")
+        if self._filled < len(self._target):
+            return None
+        return self._complete()
+
+    def feed(self, data: Payload) -> list[Delivery | Handshake]:
+        """Everything that these bytes complete, wherever the stream was cut."""
+        rest, items = memoryview(data), []
+        while rest:
+            target = self.buffer()
+            count = min(len(target), len(rest))
+            target[:count] = rest[:count]
+            rest = rest[count:]
+            if (item := self.received(count)) is not None:
+                items.append(item)
+        return items
+
+    def _expect(self, target: memoryview, complete: Callable[[], Delivery | Handshake | None]) -> None:
+        self._target, self._filled, self._complete = target, 0, complete
+
+    def _header_complete(self) -> None:
+        _, version, self._kind, reserved, self._body_bytes, self._checksum = HEADER.unpack_from(self._header)
+        if CHECK.unpack_from(self._header, HEADER.size)[0] != zlib.crc32(self._header[: HEADER.size]):
+            raise ProtocolError("corrupt frame header")
+        if version != FRAME_VERSION or reserved:
+            raise ProtocolError(f"frame version {version}.{reserved}, this side reads {FRAME_VERSION}.0")
+        name = NAMES.get(self._kind, f"kind {self._kind}")
+        if self._kind not in self.legal:
+            legal = " or ".join(NAMES[kind] for kind in sorted(self.legal))
+            raise ProtocolError(f"{name} frame where only {legal} may come")
+        least, most = BODY_BYTES_MIN_MAX[self._kind]
+        if not least <= self._body_bytes <= most:
+            raise ProtocolError(f"{name} frame of {self._body_bytes} bytes, legal are {least} to {most}")
+        if self._kind == PING:
+            self._verify()
+            self._expect(self._header, self._header_complete)
+        elif self._kind == CHUNK:
+            self._expect(self._prefix, self._prefix_complete)
+        else:
+            self._expect(memoryview(bytearray(self._body_bytes)), self._body_complete)
+
+    def _prefix_complete(self) -> None:
+        self._transfer, offset = PREFIX.unpack(self._prefix)
+        target = self.transfers.claim(self._transfer, offset, self._body_bytes - PREFIX.size)
+        self._expect(target, self._chunk_complete)
+
+    def _chunk_complete(self) -> Delivery | None:
+        self._verify(self._prefix, self._target)
+        self._expect(self._header, self._header_complete)
+        return self.transfers.chunk_complete(self._transfer)
+
+    def _body_complete(self) -> Delivery | Handshake | None:
+        body = self._target
+        self._verify(body)
+        self._expect(self._header, self._header_complete)
+        if self._kind == HANDSHAKE:
+            handshake: Handshake = _decode(self._dialect.handshake, body)
+            return handshake
+        if self._kind == BULK:
+            return self._announced(*_decode(self._dialect.announcement, body))
+        message: Message = _decode(self._dialect.message, body)
+        if isinstance(message, CARRIES_PAYLOAD):
+            raise ProtocolError(f"{type(message).__name__} without its payload")
+        return Delivery(message, None)
+
+    def _announced(self, transfer: int, payload_bytes: int, message: Message) -> Delivery | None:
+        name = type(message).__name__
+        if not isinstance(message, CARRIES_PAYLOAD):
+            raise ProtocolError(f"{name} takes no payload")
+        legal = self._dialect.payload_limit(message)
+        if payload_bytes != legal:
+            raise ProtocolError(f"{name} announces {payload_bytes} bytes, {legal} are legal")
+        return self.transfers.open(transfer, payload_bytes, message)
+
+    def _verify(self, *parts: memoryview) -> None:
+        if _checksum(*parts) != self._checksum:
+            raise ProtocolError(f"wrong checksum of a {NAMES[self._kind]} frame")
+
+
+class Transfers:
+    """The payloads on their way from one peer; may be shared by several bulk connections of it."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Transfer] = {}
+        self._bytes = 0
+
+    def open(self, transfer: int, payload_bytes: int, message: Message) -> Delivery | None:
+        """Make room for an announced payload; an empty one is complete at once."""
+        if transfer in self._open:
+            raise ProtocolError(f"transfer {transfer} announced twice")
+        if len(self._open) >= TRANSFERS_MAX:
+            raise ProtocolError(f"more than {TRANSFERS_MAX} transfers in progress")
+        if self._open and self._bytes + payload_bytes > TRANSFER_BYTES_MAX:
+            raise ProtocolError(f"transfers in progress exceed {TRANSFER_BYTES_MAX} bytes")
+        chunk_count = -(-payload_bytes // CHUNK_BYTES)
+        # Not a bytearray: its zeros would touch every page before a byte of the payload is here.
+        payload = np.empty(payload_bytes, np.uint8).data
+        if not chunk_count:
+            return Delivery(message, payload)
+        self._open[transfer] = _Transfer(message, payload, bytearray(chunk_count), chunk_count)
+        self._bytes += payload_bytes
+        return None
+
+    def claim(self, transfer: int, offset: int, length: int) -> memoryview:
+        """The place of one chunk, given out once."""
+        state = self._open.get(transfer)
+        if state is None:
+            raise ProtocolError(f"chunk of unknown transfer {transfer}")
+        index, off_grid = divmod(offset, CHUNK_BYTES)
+        if off_grid or index >= len(state.claimed):
+            raise ProtocolError(f"chunk at {offset} of a payload of {len(state.payload)} bytes")
+        place = state.payload[offset : offset + CHUNK_BYTES]
+        if length != len(place):
+            raise ProtocolError(f"chunk of {length} bytes at {offset}, {len(place)} are legal")
+        if state.claimed[index]:
+            raise ProtocolError(f"chunk at {offset} sent twice")
+        state.claimed[index] = True
+        return place
+
+    def chunk_complete(self, transfer: int) -> Delivery | None:
+        """A claimed chunk is here and verified; the last one delivers the message."""
+        state = self._open[transfer]
+        state.missing -= 1
+        if state.missing:
+            return None
+        del self._open[transfer]
+        self._bytes -= len(state.payload)
+        return Delivery(state.message, state.payload)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    message: Message
+    payload: memoryview
+    claimed: bytearray  # one flag a chunk
+    missing: int  # chunks
+
+
+def _decode(decoder: Any, body: memoryview) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"cannot decode a frame: {error}") from None
+
+
+def one_line(text: str) -> str:
+    """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:REASON_CHARS_MAX])
+    return text[:REASON_CHARS_MAX]

@@ -1,0 +1,198 @@
+"""What a node sees of the network: an endpoint to send through and an inbox of four kinds of event.
+
+Rules that hold here: each `Opened` is followed by exactly one `Lost` with the same peer id, unless this
+side closes its endpoint; nothing about a peer comes before its `Opened` or after its `Lost`. A peer id is
+never used again: a peer that comes back is another one. Messages without payload keep their order, and so
+do bulk messages, but nothing may rely on the order between the two. The inbox is a bounded queue that
+belongs to the node; when it is full the endpoint stops reading, so that the other side feels it, and goes
+on when there is room.
+
+The in-memory endpoints below stand in for sockets in tests: same rules, same frames, delivery inside `send`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from queue import Full, Queue
+from typing import Protocol
+
+from skerry.core.events import Message
+from skerry.wire.frames import (
+    BULK_LINE,
+    CONTROL_LINE,
+    Delivery,
+    Dialect,
+    Parser,
+    Payload,
+    ProtocolError,
+    encode,
+    encode_bulk,
+    flat,
+)
+
+OTHER_SIDE_CLOSED = "closed by the other side"
+
+
+class WireError(Exception):
+    """This side cannot do what was asked; one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A peer is connected and authenticated."""
+
+    peer: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message with its whole payload, which now belongs to the node.
+
+    One `Refused` may come without an `Opened`: the syncer will never have this learner as it is (its token or
+    protocol is wrong), and the endpoint has stopped dialling.
+    """
+
+    peer: int
+    message: Message
+    payload: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The message sent with this tag has left: its payload may be changed again."""
+
+    peer: int
+    tag: object
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The peer is gone, with what was queued for it; `reason` is one line for a person."""
+
+    peer: int
+    reason: str
+
+
+WireEvent = Opened | Received | Sent | Lost
+Inbox = Queue[WireEvent]
+
+
+class Endpoint(Protocol):
+    """One side of the network; its methods may be called from any thread; only `close` waits."""
+
+    @property
+    def bytes_in(self) -> int: ...
+
+    @property
+    def bytes_out(self) -> int: ...
+
+    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+        """Queue a message; the payload must not change until `Sent` or `Lost`. A dead peer is ignored."""
+
+    def drop(self, peer: int, reason: str) -> None:
+        """Give a peer up; what was sent to it before is still delivered if it reads promptly."""
+
+    def close(self) -> None:
+        """Give every peer up likewise and stop, within a bounded time; no event follows."""
+
+
+# -------------------------------------------------------------------------------------------------- in memory
+
+
+class MemoryEndpoint:
+    """An endpoint whose network is a function call; `join` connects two of them."""
+
+    def __init__(self, inbox: Inbox, dialect: Dialect) -> None:
+        self.inbox = inbox
+        self.dialect = dialect
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._links: dict[int, _Link] = {}
+        self._peers = itertools.count(1)
+        self._transfers = itertools.count(1)
+        self._backlog: deque[WireEvent] = deque()
+        self._lock = threading.RLock()
+
+    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+        with self._lock:
+            buffers: Iterable[Payload] = (encode(message),) if payload is None else ()
+            if payload is not None:
+                frames = encode_bulk(next(self._transfers), message, flat(payload))
+                buffers = itertools.chain.from_iterable(frames)
+            for buffer in buffers:
+                link = self._links.get(peer)
+                if link is None:
+                    return
+                self.bytes_out += len(buffer)
+                link.remote._arrived(link.remote_peer, buffer)
+            if tag is not None and peer in self._links:
+                self._emit(Sent(peer, tag))
+
+    def drop(self, peer: int, reason: str) -> None:
+        with self._lock:
+            if (link := self._links.pop(peer, None)) is not None:
+                self._emit(Lost(peer, reason))
+                link.remote._closed(link.remote_peer)
+
+    def close(self) -> None:
+        with self._lock:
+            for link in self._links.values():
+                link.remote._closed(link.remote_peer)
+            self._links.clear()
+
+    def deliver(self) -> None:
+        """Move what a full inbox left behind; every later event does so too."""
+        with self._lock:
+            while self._backlog:
+                try:
+                    self.inbox.put_nowait(self._backlog[0])
+                except Full:
+                    return
+                self._backlog.popleft()
+
+    def _arrived(self, peer: int, data: Payload) -> None:
+        self.bytes_in += len(data)
+        try:
+            for item in self._links[peer].parser.feed(data):
+                assert isinstance(item, Delivery)  # the parser is past the handshake
+                self._emit(Received(peer, item.message, item.payload))
+        except ProtocolError as error:
+            self.drop(peer, str(error))
+
+    def _closed(self, peer: int) -> None:
+        if self._links.pop(peer, None) is not None:
+            self._emit(Lost(peer, OTHER_SIDE_CLOSED))
+
+    def _emit(self, event: WireEvent) -> None:
+        self._backlog.append(event)
+        self.deliver()
+
+
+@dataclass(slots=True)
+class _Link:
+    remote: MemoryEndpoint
+    remote_peer: int
+    parser: Parser
+
+
+def join(server: MemoryEndpoint, client: MemoryEndpoint) -> tuple[int, int]:
+    """Connect two endpoints; returns the client's peer id at the server and the server's at the client."""
+    client._lock = server._lock  # delivery crosses from one to the other: one lock for the whole network
+    with server._lock:
+        at_server, at_client = next(server._peers), next(client._peers)
+        server._links[at_server] = _Link(client, at_client, _open_parser(server.dialect))
+        client._links[at_client] = _Link(server, at_server, _open_parser(client.dialect))
+        server._emit(Opened(at_server, f"memory:{at_server}"))
+        client._emit(Opened(at_client, f"memory:{at_client}"))
+    return at_server, at_client
+
+
+def _open_parser(dialect: Dialect) -> Parser:
+    parser = Parser(dialect)
+    parser.legal = CONTROL_LINE | BULK_LINE
+    return parser

@@ -1,0 +1,268 @@
+"""The tape: what it gives back is what was written, cut or damaged as the file may be."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from skerry.store import StoreError, Tape, TapeDamaged, TapeTooNew, read_all
+from store.crash_files import CrashFiles, Inode
+
+GROUPS = [[b"a"], [b"bb", b"", b"bbb"], [b"cccc"], [b"d" * 20, b"dd"]]
+SEGMENT_1, SEGMENT_2 = "tape/000001.seg", "tape/000002.seg"
+HEADER_BYTES = 48
+
+
+def written(*steps: list[bytes] | bytes) -> tuple[CrashFiles, list[int]]:
+    """A tape of groups (lists) and folds (bytes), and the size of the last segment after each."""
+    files = CrashFiles()
+    tape, _ = Tape.open(files)
+    ends = []
+    for step in steps:
+        tape.rotate(step) if isinstance(step, bytes) else tape.append(step)
+        ends.append(tape.size)
+    return files, ends
+
+
+def with_contents(**segments: bytes) -> CrashFiles:
+    files = CrashFiles()
+    for number, data in segments.items():
+        files.cache[f"tape/{int(number[1:]):06d}.seg"] = Inode(cache=data)
+    return files
+
+
+def joined(groups: list[list[bytes]]) -> list[bytes]:
+    return [body for group in groups for body in group]
+
+
+def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for at in range(len(data)):
+        for bit in range(8):
+            yield at, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def test_records_come_back_in_order() -> None:
+    files, _ = written(*GROUPS)
+    assert Tape.open(files)[1] == joined(GROUPS)
+    assert [r.body for r in read_all(files)] == joined(GROUPS)
+
+
+def test_opening_reads_from_the_last_fold_and_history_reads_everything() -> None:
+    files, _ = written([b"a"], [b"b"], b"fold of a b", [b"c"])
+    tape, records = Tape.open(files)
+    assert records == [b"fold of a b", b"c"]
+    assert tape.number == 2
+    rows = [(r.segment, r.number, r.is_fold, r.body) for r in read_all(files)]
+    assert rows == [
+        (1, 0, False, b"a"),
+        (1, 1, False, b"b"),
+        (2, 0, True, b"fold of a b"),
+        (2, 1, False, b"c"),
+    ]
+
+
+def test_the_offset_of_a_record_points_at_its_length_and_body() -> None:
+    files, _ = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+    for r in read_all(files):
+        assert data[r.offset : r.offset + 4 + len(r.body)] == struct.pack("<I", len(r.body)) + r.body
+
+
+def test_a_cut_anywhere_leaves_the_whole_groups_before_it() -> None:
+    files, ends = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+    for size in range(len(data)):
+        cut = with_contents(s1=data[:size])
+        expected = joined(GROUPS[: sum(end <= size for end in ends)])
+        assert [r.body for r in read_all(cut)] == expected
+        assert Tape.open(cut, readonly=True)[1] == expected
+        assert cut.read(SEGMENT_1) == data[:size], "a reader changes nothing"
+        tape, records = Tape.open(cut)
+        assert records == expected
+        tape.append([b"next"])
+        assert Tape.open(cut)[1] == [*expected, b"next"]
+
+
+def test_a_flipped_bit_is_damage_unless_it_may_be_a_torn_tail() -> None:
+    files, ends = written(*GROUPS)
+    last_group = ends[-2]
+    for at, data in flips(files.read(SEGMENT_1)):
+        damaged = with_contents(s1=data)
+        if at >= last_group:
+            assert Tape.open(damaged)[1] == joined(GROUPS[:-1])
+            continue
+        with pytest.raises((TapeDamaged, TapeTooNew), match=r"tape/000001\.seg"):
+            Tape.open(damaged)
+        with pytest.raises((TapeDamaged, TapeTooNew)):
+            list(read_all(damaged))
+        assert damaged.read(SEGMENT_1) == data, "damage is left as it is"
+
+
+def test_damage_names_segment_record_and_byte() -> None:
+    files, ends = written(*GROUPS)
+    data = bytearray(files.read(SEGMENT_1))
+    data[ends[1] + 70] ^= 1
+    with pytest.raises(TapeDamaged, match=rf"tape/000001\.seg is damaged from record 4 at byte {ends[1]} \("):
+        Tape.open(with_contents(s1=bytes(data)))
+
+
+def test_a_flipped_bit_in_an_earlier_segment_stops_history() -> None:
+    files, _ = written([b"a"], [b"b"], b"fold", [b"c"])
+    good = [r.body for r in read_all(files)]
+    for _, data in flips(files.read(SEGMENT_1)):
+        damaged = with_contents(s1=data, s2=files.read(SEGMENT_2))
+        found = []
+        with pytest.raises((TapeDamaged, TapeTooNew)):
+            for r in read_all(damaged):
+                found.append(r.body)
+        assert found == good[: len(found)]
+        assert Tape.open(damaged)[1] == [b"fold", b"c"]
+
+
+def test_an_earlier_segment_cut_at_a_group_stops_history() -> None:
+    files, ends = written([b"a"], [b"b"], b"fold")
+    cut = with_contents(s1=files.read(SEGMENT_1)[: ends[0]], s2=files.read(SEGMENT_2))
+    with pytest.raises(TapeDamaged, match=r"000002\.seg does not continue"):
+        list(read_all(cut))
+
+
+def test_a_flipped_bit_in_the_fold_goes_back_only_while_nothing_follows() -> None:
+    files, _ = written([b"a"], b"fold")
+    before = files.read(SEGMENT_1)
+    for at, data in flips(files.read(SEGMENT_2)):
+        damaged = with_contents(s1=before, s2=data)
+        if at >= HEADER_BYTES:
+            assert Tape.open(damaged)[1] == [b"a"]
+            continue
+        with pytest.raises((TapeDamaged, TapeTooNew)):
+            Tape.open(damaged)
+    files, ends = written([b"a"], b"fold", [b"b"])
+    for at, data in flips(files.read(SEGMENT_2)):
+        if at < ends[-2]:
+            with pytest.raises((TapeDamaged, TapeTooNew)):
+                Tape.open(with_contents(s1=before, s2=data))
+
+
+def test_a_rotation_cut_anywhere_recovers_to_the_segment_before() -> None:
+    files, _ = written([b"a"], b"fold")
+    before, after = files.read(SEGMENT_1), files.read(SEGMENT_2)
+    for size in range(len(after)):
+        torn = with_contents(s1=before, s2=after[:size])
+        assert [r.body for r in read_all(torn)] == [b"a"]
+        tape, records = Tape.open(torn)
+        assert records == [b"a"]
+        tape.append([b"b"])
+        tape.rotate(b"fold again")
+        assert Tape.open(torn)[1] == [b"fold again"]
+        assert [r.body for r in read_all(torn)] == [b"a", b"b", b"fold again"]
+
+
+def test_going_back_to_a_segment_that_is_not_whole_is_refused() -> None:
+    """It was durable before its successor began, so a missing end is no torn tail."""
+    files, _ = written([b"a"], [b"b"])
+    data = files.read(SEGMENT_1)
+    with pytest.raises(TapeDamaged, match=r"000001\.seg is damaged from record 1"):
+        Tape.open(with_contents(s1=data[:-1], s2=b""))
+    with pytest.raises(TapeDamaged, match=r"000001\.seg is missing"):
+        Tape.open(with_contents(s2=b""))
+
+
+def test_a_missing_segment_stops_history() -> None:
+    files, _ = written([b"a"], b"fold 1", b"fold 2")
+    with pytest.raises(TapeDamaged, match=r"000002\.seg is missing"):
+        list(read_all(with_contents(s1=files.read(SEGMENT_1), s3=files.read("tape/000003.seg"))))
+
+
+def test_groups_twice_swapped_or_from_another_tape_are_refused() -> None:
+    files, ends = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+    first, second, rest = data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]
+    header, group = data[:HEADER_BYTES], data[HEADER_BYTES : ends[0]]
+    other = written([b"x"])[0].read(SEGMENT_1)
+    for wrong in (first + group + second + rest, header + second + group + rest, other + second + rest):
+        damaged = with_contents(s1=wrong)
+        try:
+            records = Tape.open(damaged)[1]
+        except TapeDamaged:
+            continue
+        assert records in (joined(GROUPS[:1]), []), "cut off as a tail, never read"
+    with pytest.raises(TapeDamaged):
+        Tape.open(with_contents(s1=other + second + rest))
+
+
+@pytest.mark.parametrize("length", [0, 64 << 20, (64 << 20) + 1, 2**31, 2**32 - 1])
+def test_a_wrong_length_is_a_tail_at_the_end_and_damage_before_it(length: int) -> None:
+    files, ends = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+
+    def with_length_at(start: int) -> CrashFiles:
+        return with_contents(s1=data[: start + 20] + struct.pack("<I", length) + data[start + 24 :])
+
+    assert Tape.open(with_length_at(ends[-2]))[1] == joined(GROUPS[:-1])
+    with pytest.raises(TapeDamaged):
+        Tape.open(with_length_at(ends[0]))
+
+
+def test_a_later_format_is_refused_by_name() -> None:
+    data = written(*GROUPS)[0].read(SEGMENT_1)
+    later = with_contents(s1=data[:8] + struct.pack("<H", 2) + data[10:])
+    with pytest.raises(TapeTooNew, match=r"tape/000001\.seg has format 2, this build reads up to 1"):
+        Tape.open(later)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"\0" * 4096, b"junk" * 100], ids=["empty", "byte", "zeros", "junk"]
+)
+def test_a_first_segment_with_nothing_in_it_begins_anew(data: bytes) -> None:
+    files = with_contents(s1=data)
+    tape, records = Tape.open(files)
+    assert records == []
+    tape.append([b"a"])
+    assert Tape.open(files)[1] == [b"a"]
+
+
+def test_leftovers_are_removed_and_strangers_left_alone() -> None:
+    files, _ = written([b"a"])
+    for name in ("tape/000002.tmp", "tape/notes.txt"):
+        files.write(name, [b"?"])
+    assert Tape.open(files)[1] == [b"a"]
+    assert files.names("tape") == ["000001.seg", "notes.txt"]
+
+
+def test_a_record_that_looks_like_a_group_is_only_a_record() -> None:
+    """A whole group inside a body proves nothing when that body is torn: it is not where it says it is."""
+    inner = written([b"x"], [b"y"])[0].read(SEGMENT_1)
+    files, _ = written([b"a"], [inner])
+    assert Tape.open(files)[1] == [b"a", inner]
+    torn = with_contents(s1=files.read(SEGMENT_1)[:-1])
+    assert Tape.open(torn)[1] == [b"a"]
+
+
+def test_mutated_tapes_raise_typed_errors_or_give_a_prefix() -> None:
+    files, _ = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+    rng = random.Random(0)
+    damaged_count = 0
+    for _ in range(2000):
+        mutant = bytearray(data)
+        for _ in range(rng.randrange(1, 4)):
+            at, length = rng.randrange(len(mutant)), rng.randrange(1, 40)
+            kind = rng.randrange(4)
+            if kind == 0:
+                mutant[at : at + length] = rng.randbytes(length)
+            elif kind == 1:
+                del mutant[at : at + length]
+            elif kind == 2:
+                mutant[at:at] = mutant[at : at + length]
+            else:
+                mutant[at : at + length] = bytes(length)
+        try:
+            records = Tape.open(with_contents(s1=bytes(mutant)))[1]
+        except StoreError:
+            damaged_count += 1
+            continue
+        assert records == joined(GROUPS)[: len(records)]
+    assert damaged_count > 100

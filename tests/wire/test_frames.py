@@ -1,0 +1,309 @@
+"""Frames: any split of the stream gives the same messages; anything else gives ProtocolError and nothing more."""
+
+import itertools
+import random
+import struct
+import tracemalloc
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.core.events import (
+    PROTOCOL,
+    Contribution,
+    Done,
+    FragmentPosition,
+    Hello,
+    Publication,
+    Report,
+    Welcome,
+)
+from skerry.wire import frames
+from skerry.wire.frames import (
+    CHUNK_BYTES,
+    Attach,
+    Challenge,
+    Parser,
+    Proof,
+    ProtocolError,
+    Transfers,
+    encode,
+    encode_bulk,
+    learner_dialect,
+    syncer_dialect,
+)
+
+
+def sample(kind, **given):
+    """A message with zeros for what a test does not care about."""
+    zeros = {int: 0, float: 0.0, str: "", bytes: b"", bool: False}
+    fields = [field for field in msgspec.structs.fields(kind) if field.required]
+    return kind(**({field.name: zeros.get(field.type, ()) for field in fields} | given))
+
+
+HELLO = sample(Hello, protocol=PROTOCOL, learner="fern", layout=b"layout" * 10)
+REPORT = sample(Report, learner="fern", positions=(FragmentPosition(0, 1, 2, 3), FragmentPosition(1, 2, 3, 4)))
+
+
+def contribution(payload_bytes, seq=1):
+    """A contribution whose legal payload length is its token count, as far as these tests' `limit` goes."""
+    return sample(Contribution, learner="fern", seq=seq, to_tokens=payload_bytes, codec="fp32", digest=b"d" * 16)
+
+
+def limit(message):
+    return message.to_tokens
+
+
+def open_parser(payload_limit=limit):
+    parser = Parser(syncer_dialect(payload_limit))
+    parser.legal = frames.CONTROL_LINE | frames.BULK_LINE
+    return parser
+
+
+def bulk(transfer, message, payload):
+    """The frames of a bulk message, each as bytes: the announcement, then the chunks."""
+    return [b"".join(buffers) for buffers in encode_bulk(transfer, message, memoryview(payload))]
+
+
+def raw(kind, body, **fields):
+    """A frame with a right header check, whatever else is wrong with it."""
+    values = dict(magic=frames.MAGIC, version=1, kind=kind, reserved=0, length=len(body), checksum=None) | fields
+    if values["checksum"] is None:
+        values["checksum"] = frames._checksum(body)
+    header = frames.HEADER.pack(*values.values())
+    return header + struct.pack("<I", zlib.crc32(header)) + body
+
+
+def seen(items):
+    return [(item.message, None if item.payload is None else bytes(item.payload)) for item in items]
+
+
+def test_messages_and_payloads_round_trip():
+    payload = random.Random(1).randbytes(2 * CHUNK_BYTES + 17)
+    stream = encode(HELLO) + b"".join(bulk(7, contribution(len(payload)), payload)) + encode(REPORT)
+    expected = [(HELLO, None), (contribution(len(payload)), payload), (REPORT, None)]
+    assert seen(open_parser().feed(stream)) == expected
+
+
+def test_learner_reads_what_the_syncer_says():
+    parser = Parser(learner_dialect(lambda message: 3))
+    parser.legal = frames.CONTROL_LINE | frames.BULK_LINE
+    welcome = sample(Welcome, run="run", config=b"config")
+    publication = sample(Publication, version=1, digest=b"d" * 32)
+    stream = encode(welcome) + b"".join(bulk(1, publication, b"abc"))
+    assert seen(parser.feed(stream)) == [(welcome, None), (publication, b"abc")]
+    with pytest.raises(ProtocolError):
+        parser.feed(encode(HELLO))
+
+
+def test_an_empty_payload_is_complete_with_its_announcement():
+    assert seen(open_parser().feed(bulk(1, contribution(0), b"")[0])) == [(contribution(0), b"")]
+
+
+SPLIT_PAYLOAD = bytes(range(256)) * 3
+SPLIT_STREAM = b"".join(
+    [
+        encode(HELLO),
+        frames.PING_FRAME,
+        *bulk(1, contribution(768), SPLIT_PAYLOAD),
+        *bulk(2, contribution(0), b""),
+        encode(REPORT),
+        frames.PING_FRAME,
+    ]
+)
+
+
+@given(st.lists(st.integers(0, len(SPLIT_STREAM)), max_size=40))
+def test_any_split_of_the_stream_gives_the_same_messages(cuts):
+    parser, items = open_parser(), []
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(SPLIT_STREAM)]):
+        items += parser.feed(SPLIT_STREAM[start:end])
+    expected = [(HELLO, None), (contribution(768), SPLIT_PAYLOAD), (contribution(0), b""), (REPORT, None)]
+    assert seen(items) == expected
+
+
+def test_one_byte_at_a_time_gives_the_same_messages():
+    parser = open_parser()
+    items = [item for byte in SPLIT_STREAM for item in parser.feed(bytes([byte]))]
+    assert len(items) == 4
+
+
+def test_a_chunk_is_received_straight_into_its_payload():
+    parser = open_parser()
+    announcement, chunk = bulk(1, contribution(1000), b"x" * 1000)
+    parser.feed(announcement + chunk[:-1000])
+    place = parser.buffer()
+    assert len(place) == 1000
+    place[:] = b"x" * 1000
+    item = parser.received(1000)
+    place[0] = ord("y")
+    assert bytes(item.payload[:2]) == b"yx"
+
+
+def test_transfers_interleave_and_chunks_come_in_any_order():
+    payloads = {seq: random.Random(seq).randbytes(3 * CHUNK_BYTES + seq) for seq in (1, 2, 3)}
+    sent = {seq: bulk(seq, contribution(len(payload), seq), payload) for seq, payload in payloads.items()}
+    chunks = [chunk for pieces in sent.values() for chunk in pieces[1:]]
+    random.Random(0).shuffle(chunks)
+    stream = b"".join([pieces[0] for pieces in sent.values()] + chunks)
+    got = {item.message.seq: bytes(item.payload) for item in open_parser().feed(stream)}
+    assert got == payloads
+
+
+# ------------------------------------------------------------------------------------------------------ what is illegal
+
+
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("kind", ["message", "bulk", "chunk", "ping"])
+def test_every_flipped_bit_of_a_frame_is_noticed(kind, bit):
+    announcement, chunk = bulk(1, contribution(40), b"z" * 40)
+    before, frame = {
+        "message": (b"", encode(HELLO)),
+        "bulk": (b"", announcement),
+        "chunk": (announcement, chunk),
+        "ping": (b"", frames.PING_FRAME),
+    }[kind]
+    for index in range(len(frame)):
+        parser = open_parser()
+        parser.feed(before)
+        broken = bytearray(frame)
+        broken[index] ^= 1 << bit
+        with pytest.raises(ProtocolError):
+            parser.feed(broken)
+
+
+def test_a_truncated_stream_gives_no_message():
+    frame = b"".join(bulk(1, contribution(40), b"z" * 40))
+    for end in range(len(frame)):
+        assert open_parser().feed(frame[:end]) == []
+
+
+JUNK = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tls": bytes.fromhex("16030100c8010000c40303") + bytes(60),
+    "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "redis": b"PING\r\n",
+    "zeros": bytes(100),
+    "newline": b"\n",
+    "garbage before the magic": b"x" + encode(HELLO),
+    "10 GB cannot even be said; 4 GB": raw(frames.MESSAGE, b"", length=2**32 - 1),
+    "message over the limit": raw(frames.MESSAGE, b"", length=frames.MESSAGE_BYTES_MAX + 1),
+    "chunk over the limit": raw(frames.CHUNK, b"", length=frames.CHUNK_BYTES + 17),
+    "chunk without bytes": raw(frames.CHUNK, bytes(16)),
+    "empty message": raw(frames.MESSAGE, b""),
+    "ping with a body": raw(frames.PING, b"x"),
+    "unknown kind": raw(200, b"x"),
+    "kind 0": raw(0, b"x"),
+    "another frame version": raw(frames.MESSAGE, b"x", version=2),
+    "reserved bits": raw(frames.MESSAGE, b"x", reserved=1),
+    "wrong checksum": raw(frames.MESSAGE, b"x", checksum=1),
+    "handshake after the handshake": encode(Challenge(1, bytes(32), True)),
+    "chunk of nothing": raw(frames.CHUNK, bytes(16) + b"x"),
+    "not msgpack": raw(frames.MESSAGE, b"\xc1\xc1"),
+    "not a map": raw(frames.MESSAGE, msgspec.msgpack.encode([1, 2, 3])),
+    "unknown message": raw(frames.MESSAGE, msgspec.msgpack.encode({"type": "Evil"})),
+    "a message of the other side": encode(sample(Done)),
+    "missing field": raw(frames.MESSAGE, msgspec.msgpack.encode({"type": "Hello", "protocol": 1})),
+    "bad utf-8": raw(frames.MESSAGE, b"\x81\xa4type\xa2\xff\xfe"),
+    "trailing bytes": raw(frames.MESSAGE, msgspec.msgpack.encode(HELLO) + b"\0"),
+    "array of 2^32": raw(frames.MESSAGE, b"\x82\xa4type\xa6Report\xa9positions\xdd\xff\xff\xff\xff"),
+    "depth 50,000": raw(frames.MESSAGE, b"\x82\xa4type\xa5Hello\xa1x" + b"\x91" * 50_000),
+    "pickle": raw(frames.MESSAGE, b"cos\nsystem\n(S'true'\ntR."),
+    "contribution without payload": raw(frames.MESSAGE, msgspec.msgpack.encode(contribution(0))),
+    "report with payload": raw(frames.BULK, msgspec.msgpack.encode((1, 5, REPORT))),
+    "announcement that is none": raw(frames.BULK, msgspec.msgpack.encode((1, contribution(0)))),
+    "payload too long": raw(frames.BULK, msgspec.msgpack.encode((1, 6, contribution(5)))),
+    "payload too short": raw(frames.BULK, msgspec.msgpack.encode((1, 4, contribution(5)))),
+    "payload of 2^63": raw(frames.BULK, msgspec.msgpack.encode((1, 2**63, contribution(5)))),
+    "payload of -1": raw(frames.BULK, msgspec.msgpack.encode((1, -1, contribution(5)))),
+}
+
+
+@pytest.mark.parametrize("name", JUNK)
+def test_junk_is_a_protocol_error_of_one_line_that_costs_no_memory(name):
+    parser = open_parser()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError) as caught:
+            parser.feed(JUNK[name])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= frames.REASON_CHARS_MAX
+
+
+@given(st.binary(min_size=1, max_size=200), st.sampled_from([frames.MESSAGE, frames.BULK]))
+def test_random_bodies_are_protocol_errors(body, kind):
+    with pytest.raises(ProtocolError):
+        open_parser().feed(raw(kind, body))
+
+
+def test_what_a_peer_says_cannot_break_a_log_line():
+    with pytest.raises(ProtocolError) as caught:
+        open_parser().feed(raw(frames.MESSAGE, msgspec.msgpack.encode({"type": "\n\x1b[31m\u202e" * 1000})))
+    assert str(caught.value).isprintable()
+
+
+def test_a_stranger_may_only_shake_hands():
+    for frame in (encode(HELLO), frames.PING_FRAME, bulk(1, contribution(0), b"")[0]):
+        with pytest.raises(ProtocolError):
+            Parser(syncer_dialect(limit)).feed(frame)
+    with pytest.raises(ProtocolError):
+        Parser(syncer_dialect(limit)).feed(raw(frames.HANDSHAKE, b"", length=(64 << 10) + 1))
+    proof, attach = Proof(1, bytes(32), b""), Attach(1, bytes(32), bytes(16), b"")
+    assert Parser(syncer_dialect(limit)).feed(encode(proof) + encode(attach)) == [proof, attach]
+    with pytest.raises(ProtocolError):  # a peer does not choose the decoder: this one is for learners
+        Parser(syncer_dialect(limit)).feed(encode(Challenge(1, bytes(32), True)))
+
+
+def test_the_owner_may_refuse_a_payload():
+    def refuse(message):
+        raise ProtocolError("fragment 0 is not due")
+
+    with pytest.raises(ProtocolError, match="not due"):
+        open_parser(refuse).feed(bulk(1, contribution(5), b"hello")[0])
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [
+        (1, 10),
+        (CHUNK_BYTES, 10),
+        (2 * CHUNK_BYTES, 10),
+        (2**63, 10),
+        (2**64 - 1, 1),
+        (0, 10),
+        (CHUNK_BYTES, 12),
+    ],
+)
+def test_a_chunk_outside_its_place_is_refused(offset, length):
+    parser = open_parser()
+    parser.feed(bulk(1, contribution(CHUNK_BYTES + 11), bytes(CHUNK_BYTES + 11))[0])
+    with pytest.raises(ProtocolError):
+        parser.feed(raw(frames.CHUNK, struct.pack("<QQ", 1, offset) + bytes(length)))
+
+
+def test_a_chunk_comes_once():
+    pieces = bulk(1, contribution(CHUNK_BYTES + 1), bytes(CHUNK_BYTES + 1))
+    with pytest.raises(ProtocolError, match="twice"):
+        open_parser().feed(pieces[0] + pieces[1] + pieces[1])
+    with pytest.raises(ProtocolError, match="twice"):
+        open_parser().feed(pieces[0] + pieces[0])
+
+
+def test_transfers_in_progress_are_bounded():
+    parser = open_parser()
+    for transfer in range(frames.TRANSFERS_MAX):
+        parser.feed(bulk(transfer, contribution(1), b"x")[0])
+    with pytest.raises(ProtocolError, match="transfers"):
+        parser.feed(bulk(99, contribution(1), b"x")[0])
+
+
+def test_bytes_in_progress_are_bounded():
+    transfers = Transfers()
+    assert transfers.open(1, frames.TRANSFER_BYTES_MAX - 1, contribution(1)) is None
+    with pytest.raises(ProtocolError, match="exceed"):
+        transfers.open(2, 2, contribution(1))

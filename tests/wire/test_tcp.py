@@ -1,0 +1,561 @@
+"""Sockets: who is let in, what a bad peer can do, and what the weather does to a good one."""
+
+import contextlib
+import errno
+import queue
+import socket
+import threading
+
+import msgspec
+import pytest
+
+from skerry.core.events import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
+from skerry.wire import frames, tcp
+from skerry.wire.frames import (
+    Attached,
+    Challenge,
+    Denied,
+    Parser,
+    Proof,
+    encode,
+    learner_dialect,
+    syncer_dialect,
+)
+from skerry.wire.tcp import Client, Server
+from skerry.wire.transport import Lost, Opened, Received, Sent, WireError
+
+WAIT_S = 60
+MIB = 1 << 20
+
+
+def sample(kind, **given):
+    """A message with zeros for what a test does not care about."""
+    zeros = {int: 0, float: 0.0, str: "", bytes: b"", bool: False}
+    fields = [field for field in msgspec.structs.fields(kind) if field.required]
+    return kind(**({field.name: zeros.get(field.type, ()) for field in fields} | given))
+
+
+HELLO = sample(Hello, protocol=PROTOCOL, learner="fern")
+PULL = sample(Pull, fragment=3)
+
+
+@pytest.fixture
+def net():
+    """Makes endpoints and plain sockets, and closes them all."""
+    with contextlib.ExitStack() as stack:
+        yield Net(stack)
+
+
+class Net:
+    def __init__(self, stack):
+        self._stack = stack
+
+    def server(self, host="127.0.0.1", port=0, token=None, bound=10_000, **options):
+        inbox = queue.Queue(bound)
+        server = Server(host, port, token, inbox, lambda m: m.to_tokens, **options)
+        self._stack.callback(server.close)
+        return server, inbox
+
+    def client(self, port, host="127.0.0.1", token=None, bound=10_000, **options):
+        inbox = queue.Queue(bound)
+        client = Client(host, port, token, inbox, lambda m: m.version, jitter=lambda: 0.0, **options)
+        self._stack.callback(client.close)
+        return client, inbox
+
+    def dial(self, port):
+        sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+        self._stack.callback(sock.close)
+        return sock
+
+    def listen(self):
+        sock = socket.create_server(("127.0.0.1", 0))
+        sock.settimeout(WAIT_S)
+        self._stack.callback(sock.close)
+        return sock
+
+
+def expect(inbox, kind):
+    event = inbox.get(timeout=WAIT_S)
+    assert isinstance(event, kind), event
+    return event
+
+
+def expect_sooner_or_later(inbox, kind):
+    while not isinstance(event := inbox.get(timeout=WAIT_S), kind):
+        pass
+    return event
+
+
+def check_works(server, server_inbox, client, client_inbox):
+    """A message there and back, between the endpoints' newest peers."""
+    at_client = expect(client_inbox, Opened).peer
+    at_server = expect(server_inbox, Opened).peer
+    client.send(at_client, HELLO)
+    assert expect(server_inbox, Received) == Received(at_server, HELLO, None)
+    server.send(at_server, PULL)
+    assert expect(client_inbox, Received) == Received(at_client, PULL, None)
+    return at_server, at_client
+
+
+def read_handshake(sock, dialect):
+    """The next handshake message on a plain socket."""
+    parser = Parser(dialect)
+    while True:
+        count = sock.recv_into(parser.buffer())
+        assert count, "closed"
+        if (item := parser.received(count)) is not None:
+            return item
+
+
+def read_to_end(sock):
+    """What is left on a plain socket until the other side closes it."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := sock.recv(65536):
+            data += more
+    return data
+
+
+LEARNER = learner_dialect(lambda m: 0)
+SYNCER = syncer_dialect(lambda m: 0)
+
+
+# --------------------------------------------------------------------------------------------------- who is let in
+
+
+@pytest.mark.parametrize(
+    ("syncer_token", "learner_token", "words"),
+    [
+        (b"right", b"wrong", "wrong token"),
+        (b"right", None, "requires a token: pass --token-file"),
+        (None, b"right", "has no token"),
+    ],
+)
+def test_tokens_that_differ_are_refused_for_good(net, syncer_token, learner_token, words):
+    server, server_inbox = net.server(token=syncer_token)
+    client, client_inbox = net.client(server.port, token=learner_token)
+    refused = expect(client_inbox, Received).message
+    assert isinstance(refused, Refused) and words in refused.reason and "\n" not in refused.reason
+    check_works(server, server_inbox, *net.client(server.port, token=syncer_token))
+    assert client_inbox.empty() and client._dial_at is None
+
+
+@pytest.mark.parametrize(("syncer", "learner"), [(1, 2), (2, 1)])
+def test_a_protocol_mismatch_names_both_versions(net, syncer, learner):
+    server, _ = net.server(protocol=syncer, token=b"right")
+    _, inbox = net.client(server.port, protocol=learner, token=b"wrong")
+    reason = expect(inbox, Received).message.reason
+    assert f"syncer speaks protocol {syncer}" in reason and f"learner {learner}" in reason
+
+
+def test_the_syncer_refuses_another_protocol_before_it_looks_at_the_token(net):
+    server, _ = net.server(token=b"right")
+    sock = net.dial(server.port)
+    assert read_handshake(sock, LEARNER).locked
+    sock.sendall(encode(Proof(PROTOCOL + 1, bytes(32), b"")))
+    denied = read_handshake(sock, LEARNER)
+    assert denied.final and f"protocol {PROTOCOL}" in denied.reason and f"learner {PROTOCOL + 1}" in denied.reason
+
+
+def test_a_proof_is_good_for_one_challenge_only(net):
+    server, inbox = net.server(token=b"right")
+    client, _ = net.client(server.port, token=b"right")
+    first, second = net.dial(server.port), net.dial(server.port)
+    challenge = read_handshake(first, LEARNER)
+    assert read_handshake(second, LEARNER).nonce != challenge.nonce
+    proof = Proof(PROTOCOL, bytes(32), client._mac("proof", PROTOCOL, challenge.nonce, bytes(32), b""))
+    second.sendall(encode(proof))
+    assert read_handshake(second, LEARNER).reason.startswith("wrong token")
+    first.sendall(encode(proof))
+    assert isinstance(read_handshake(first, LEARNER), Attached)
+    assert {expect(inbox, Opened).peer, expect(inbox, Opened).peer} == {1, 2}
+
+
+def test_a_learner_does_not_talk_to_a_syncer_that_lacks_the_token(net):
+    listener = net.listen()
+    client, inbox = net.client(listener.getsockname()[1], token=b"right")
+    for _ in range(2):  # it is not fatal: the real one may come back to this address
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(encode(Challenge(PROTOCOL, bytes(32), True)))
+            assert isinstance(read_handshake(sock, SYNCER), Proof)
+            sock.sendall(encode(Attached(bytes(16), b"x" * 32)))
+            assert read_to_end(sock) == b""
+    assert inbox.empty() and "does not hold the token" in client.trouble
+
+
+def test_without_a_token_only_loopback_is_served(net):
+    for host in ("0.0.0.0", "", "::"):
+        with pytest.raises(WireError, match=r"pass --token-file, or listen on 127\.0\.0\.1"):
+            net.server(host)
+    server, inbox = net.server("0.0.0.0", token=b"right")
+    check_works(server, inbox, *net.client(server.port, token=b"right"))
+    with pytest.raises(WireError, match="empty"):
+        net.server(token=b" \n")
+
+
+def test_a_port_in_use_is_named(net):
+    server, _ = net.server()
+    with pytest.raises(WireError, match=f"127.0.0.1:{server.port} is in use: .* another port"):
+        net.server(port=server.port)
+
+
+def test_bad_addresses_are_one_line(net):
+    for host, port in (("127.0.0.1", 70000), ("no.such.host.invalid", 0), ("192.0.2.1", 0)):
+        with pytest.raises(WireError) as caught:
+            net.server(host, port, token=b"right")
+        assert "\n" not in str(caught.value)
+    for host, port in (("", 1), ("127.0.0.1", 0), ("127.0.0.1", 70000)):
+        with pytest.raises(WireError):
+            net.client(port, host)
+
+
+def test_ipv6_literals_work(net):
+    try:
+        server, inbox = net.server("::1")
+    except WireError:
+        pytest.skip("no IPv6 here")
+    client, client_inbox = net.client(server.port, "::1")
+    assert client.address == server.address == f"[::1]:{server.port}"
+    check_works(server, inbox, client, client_inbox)
+
+
+def test_names_are_looked_up_and_every_address_is_tried(net):
+    server, inbox = net.server()
+    check_works(server, inbox, *net.client(server.port, "localhost"))
+
+
+# ------------------------------------------------------------------------------------------------------ bad peers
+
+
+def junk():
+    header = frames._header
+    return {
+        "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "tls": bytes.fromhex("16030100c8010000c40303") + bytes(60),
+        "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
+        "redis": b"PING\r\n",
+        "4 GB": header(frames.HANDSHAKE, 2**32 - 1, 0),
+        "hello before the handshake": encode(HELLO),
+        "the syncer's own words": encode(Challenge(1, bytes(32), True)),
+        "short nonce": encode(Proof(PROTOCOL, b"", b"")),
+        "unknown session": encode(frames.Attach(PROTOCOL, bytes(32), bytes(16), b"")),
+    }
+
+
+@pytest.mark.parametrize("name", junk())
+def test_junk_on_the_port_is_answered_and_harms_nobody(net, name):
+    server, inbox = net.server()
+    good = net.client(server.port)
+    at_server, at_client = check_works(server, inbox, *good)
+    sock = net.dial(server.port)
+    assert isinstance(read_handshake(sock, LEARNER), Challenge)
+    sock.sendall(junk()[name])
+    denied = read_handshake(sock, LEARNER)
+    assert isinstance(denied, Denied) and not denied.final and denied.reason.isprintable()
+    sock.shutdown(socket.SHUT_WR)
+    assert read_to_end(sock) == b""
+    good[0].send(at_client, HELLO)
+    assert expect(inbox, Received).peer == at_server
+
+
+def test_junk_after_the_handshake_loses_that_peer_only(net):
+    server, inbox = net.server()
+    sock = net.dial(server.port)
+    read_handshake(sock, LEARNER)
+    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b"")))
+    assert isinstance(read_handshake(sock, LEARNER), Attached)
+    bad = expect(inbox, Opened).peer
+    sock.sendall(encode(HELLO) + b"\0" * 100)
+    assert expect(inbox, Received) == Received(bad, HELLO, None)
+    lost = expect(inbox, Lost)
+    assert lost.peer == bad and "not a Skerry frame" in lost.reason
+    check_works(server, inbox, *net.client(server.port))
+
+
+def test_a_bulk_frame_on_the_control_connection_is_refused(net):
+    server, inbox = net.server()
+    sock = net.dial(server.port)
+    read_handshake(sock, LEARNER)
+    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b"")))
+    sock.sendall(b"".join(next(frames.encode_bulk(1, sample(Contribution), memoryview(b"")))))
+    expect(inbox, Opened)
+    assert "bulk frame where only message or ping may come" in expect(inbox, Lost).reason
+
+
+def test_a_session_has_one_bulk_connection(net):
+    server, inbox = net.server()
+    client, client_inbox = net.client(server.port)
+    at_server, at_client = check_works(server, inbox, client, client_inbox)
+    client.send(at_client, sample(Contribution), b"")
+    expect(inbox, Received)  # its bulk connection is there
+    sock = net.dial(server.port)
+    read_handshake(sock, LEARNER)
+    sock.sendall(encode(frames.Attach(PROTOCOL, bytes(32), client._peers[at_client].session, b"")))
+    assert "session" in read_handshake(sock, LEARNER).reason
+    client.send(at_client, HELLO)
+    assert expect(inbox, Received).peer == at_server
+
+
+def test_a_connection_that_never_shakes_hands_is_closed(net):
+    server, inbox = net.server(handshake_s=0.2)
+    sock = net.dial(server.port)
+    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b""))[:10])  # and never the rest
+    read_to_end(sock)
+    check_works(server, inbox, *net.client(server.port))
+
+
+def test_silent_strangers_do_not_keep_learners_out(net):
+    server, inbox = net.server()
+    strangers = [net.dial(server.port) for _ in range(tcp.STRANGERS_MAX + 10)]
+    check_works(server, inbox, *net.client(server.port))
+    for oldest in strangers[:10]:
+        read_to_end(oldest)
+
+
+def test_a_client_gives_up_on_a_syncer_that_never_shakes_hands(net):
+    listener = net.listen()
+    client, _ = net.client(listener.getsockname()[1], handshake_s=0.1)
+    for _ in range(2):
+        sock, _ = listener.accept()
+        with sock:
+            sock.settimeout(WAIT_S)
+            assert read_to_end(sock) == b""
+    assert client.trouble
+
+
+@pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", encode(Attached(bytes(16), b"")), bytes(99)])
+def test_a_client_survives_something_else_on_the_syncers_port(net, words):
+    listener = net.listen()
+    port = listener.getsockname()[1]
+    client, inbox = net.client(port)
+    sock, _ = listener.accept()
+    sock.sendall(words)
+    read_to_end(sock)
+    sock.close()
+    listener.close()
+    server, server_inbox = net.server(port=port)
+    check_works(server, server_inbox, client, inbox)
+
+
+# --------------------------------------------------------------------------------------------------------- weather
+
+
+def test_a_client_waits_for_its_syncer_and_finds_it_again_after_a_restart(net):
+    reserve = net.listen()
+    port = reserve.getsockname()[1]
+    reserve.close()
+    client, client_inbox = net.client(port)
+    for restart in range(3):
+        server, inbox = net.server(port=port)
+        _, at_client = check_works(server, inbox, client, client_inbox)
+        assert at_client == restart + 1
+        server.close()
+        assert expect(client_inbox, Lost).peer == at_client
+        client.send(at_client, HELLO)  # to a dead peer: ignored
+
+
+class Relay:
+    """Forwards connections to a port until told to freeze: then nothing moves, and nobody is told."""
+
+    def __init__(self, net, port):
+        self._listener = net.listen()
+        self._net, self._target = net, port
+        self.port = self._listener.getsockname()[1]
+        self.frozen = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                left, _ = self._listener.accept()
+                right = socket.create_connection(("127.0.0.1", self._target))
+                for source, target in ((left, right), (right, left)):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if not self.frozen.is_set():
+                    target.sendall(data)
+        if not self.frozen.is_set():
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_WR)
+
+
+def test_silence_is_noticed_by_both_sides(net):
+    server, inbox = net.server(heartbeat_s=0.05, timeout_s=1.0)
+    relay = Relay(net, server.port)
+    client, client_inbox = net.client(relay.port, heartbeat_s=0.05, timeout_s=1.0)
+    at_server, _ = check_works(server, inbox, client, client_inbox)
+    server.send(at_server, sample(Publication), b"")
+    expect(client_inbox, Received)  # so the bulk connection is there
+    relay.frozen.set()
+    assert expect(inbox, Lost).reason == "silent for 1 s"
+    assert expect(client_inbox, Lost).reason == "silent for 1 s"
+
+
+def test_heartbeats_keep_idle_peers(net):
+    server, inbox = net.server(heartbeat_s=0.05, timeout_s=2.0)
+    client, client_inbox = net.client(server.port, heartbeat_s=0.05, timeout_s=2.0)
+    at_server, at_client = check_works(server, inbox, client, client_inbox)
+    with pytest.raises(queue.Empty):
+        inbox.get(timeout=3.0)
+    client.send(at_client, HELLO)
+    assert expect(inbox, Received).peer == at_server
+
+
+def test_a_peer_without_bulk_connection_is_lost(net):
+    server, inbox = net.server(heartbeat_s=0.02, timeout_s=0.5)
+    sock = net.dial(server.port)
+    read_handshake(sock, LEARNER)
+    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b"")))
+    expect(inbox, Opened)
+    with contextlib.suppress(OSError), sock:
+        while server._peers:
+            sock.sendall(frames.PING_FRAME)
+            sock.recv(65536)
+    assert "no bulk connection" in expect(inbox, Lost).reason
+
+
+def test_a_slow_reader_does_not_hold_up_the_others(net):
+    server, inbox = net.server()
+    _, slow_inbox = net.client(server.port, bound=1)  # its inbox is full with `Opened`: it stops reading
+    at_slow = expect(inbox, Opened).peer
+    fast, fast_inbox = net.client(server.port)
+    at_fast, _ = check_works(server, inbox, fast, fast_inbox)
+    payload = bytes(8 * MIB)
+    message = sample(Publication, version=len(payload))
+    for tag in range(4):
+        server.send(at_slow, message, payload, tag=("slow", tag))
+    for tag in range(4):
+        server.send(at_fast, message, payload, tag=("fast", tag))
+    for _ in range(4):
+        assert len(expect(fast_inbox, Received).payload) == len(payload)
+    expect(slow_inbox, Opened)
+    for _ in range(4):
+        assert len(expect(slow_inbox, Received).payload) == len(payload)
+    tags = [expect(inbox, Sent).tag for _ in range(8)]
+    assert sorted(tags) == [(who, tag) for who in ("fast", "slow") for tag in range(4)]
+
+
+def test_control_messages_pass_a_saturated_bulk_connection(net):
+    server, inbox = net.server(bound=1)
+    client, client_inbox = net.client(server.port)
+    at_client = expect(client_inbox, Opened).peer
+    expect(inbox, Opened)
+    payload = bytes(64 * MIB)
+    client.send(at_client, sample(Contribution, to_tokens=len(payload)), payload, tag="bulk")
+    client.send(at_client, HELLO)
+    assert expect(inbox, Received).message == HELLO
+    assert len(expect(inbox, Received).payload) == len(payload)
+
+
+def test_a_full_inbox_holds_the_sender_back_and_nothing_is_lost(net):
+    server, inbox = net.server(bound=2, heartbeat_s=0.05, timeout_s=2.0)
+    client, client_inbox = net.client(server.port, heartbeat_s=0.05, timeout_s=2.0)
+    at_client = expect(client_inbox, Opened).peer
+    payload = bytes(16 * MIB)
+    for number in range(20):
+        client.send(at_client, sample(Report, number=number))
+    for seq in range(4):
+        client.send(at_client, sample(Contribution, seq=seq, to_tokens=len(payload)), payload, tag=seq)
+    with pytest.raises(queue.Empty):  # longer than timeout_s: a node that is busy is not a peer that is silent
+        while expect_within(client_inbox, 3.0).tag != 3:
+            pass
+    assert inbox.full()
+    expect(inbox, Opened)
+    events = [expect(inbox, Received) for _ in range(24)]
+    assert [event.message.number for event in events if event.payload is None] == list(range(20))
+    assert [event.message.seq for event in events if event.payload is not None] == list(range(4))
+    assert expect_sooner_or_later(client_inbox, Sent).tag is not None
+
+
+def expect_within(inbox, seconds):
+    event = inbox.get(timeout=seconds)
+    assert isinstance(event, Sent), event
+    return event
+
+
+def test_a_peer_that_never_reads_is_dropped_when_its_queue_overflows(net):
+    server, inbox = net.server(queue_bytes_max=4 * MIB)
+    net.client(server.port, bound=1)  # never reads: its inbox stays full
+    peer = expect(inbox, Opened).peer
+    payload = bytes(3 * MIB)
+    for _ in range(20):
+        server.send(peer, sample(Publication, version=len(payload)), payload)
+    lost = expect(inbox, Lost)
+    assert lost.peer == peer and "reads too slowly" in lost.reason
+
+
+def test_one_message_may_be_larger_than_the_queue(net):
+    server, inbox = net.server(queue_bytes_max=1000)
+    client, client_inbox = net.client(server.port)
+    peer, _ = check_works(server, inbox, client, client_inbox)
+    server.send(peer, sample(Publication, version=MIB), bytes(MIB), tag="large")
+    assert expect(inbox, Sent).tag == "large"
+    assert len(expect(client_inbox, Received).payload) == MIB
+
+
+def test_closing_delivers_what_was_sent_on_both_connections(net):
+    server, inbox = net.server()
+    client, client_inbox = net.client(server.port)
+    _, at_client = check_works(server, inbox, client, client_inbox)
+    payload = bytes(3 * MIB)
+    client.send(at_client, sample(Contribution, to_tokens=len(payload)), payload, tag="last")
+    expect(client_inbox, Sent)
+    client.send(at_client, HELLO)
+    client.close()
+    events = [expect(inbox, Received), expect(inbox, Received)]
+    assert sorted(event.payload is None for event in events) == [False, True]
+    expect(inbox, Lost)
+    assert not client._thread.is_alive()
+
+
+def test_close_is_bounded_when_the_other_side_never_reads(net):
+    server, inbox = net.server()
+    net.client(server.port, bound=1)
+    peer = expect(inbox, Opened).peer
+    server.send(peer, sample(Publication, version=64 * MIB), bytes(64 * MIB))
+    server.close()
+    server.close()
+    assert not server._thread.is_alive()
+
+
+def test_a_bug_in_the_io_thread_surfaces_at_the_next_send(net):
+    def broken(message):
+        raise KeyError("fragment 7")
+
+    inbox = queue.Queue(10)
+    server = Server("127.0.0.1", 0, None, inbox, broken)
+    client, client_inbox = net.client(server.port)
+    at_server, at_client = check_works(server, inbox, client, client_inbox)
+    client.send(at_client, sample(Contribution, to_tokens=1), b"x")
+    assert "KeyError" in expect(inbox, Lost).reason
+    with pytest.raises(WireError, match="KeyError"):
+        server.send(at_server, PULL)
+    server.close()
+
+
+def test_running_out_of_sockets_pauses_accepting(net, monkeypatch):
+    monkeypatch.setattr(tcp, "ACCEPT_PAUSE_S", 0.05)
+    server, inbox = net.server()
+    server._listener, real = Exhausted(server._listener, 3), server._listener
+    check_works(server, inbox, *net.client(server.port))
+    server._listener = real
+
+
+class Exhausted:
+    """A listening socket that cannot accept the first few times."""
+
+    def __init__(self, listener, failures):
+        self._listener, self._failures = listener, failures
+
+    def accept(self):
+        self._failures -= 1
+        if self._failures >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name):
+        return getattr(self._listener, name)
