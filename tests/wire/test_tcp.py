@@ -324,6 +324,24 @@ def test_a_client_gives_up_on_a_syncer_that_never_shakes_hands(net):
     assert client.trouble
 
 
+def test_the_last_words_count_even_if_the_bulk_connection_was_never_had(net):
+    listener = net.listen()
+    _, inbox = net.client(listener.getsockname()[1])
+    control, _ = listener.accept()
+    with control:
+        control.sendall(encode(Challenge(PROTOCOL, bytes(32), False)))
+        read_handshake(control, SYNCER)
+        control.sendall(encode(Attached(bytes(16), b"")))
+        bulk, _ = listener.accept()
+        with bulk:
+            bulk.sendall(encode(Denied("no such session", False)))
+            assert read_to_end(bulk) == b""
+        control.sendall(encode(Refused("no room")))
+    peer = expect(inbox, Opened).peer
+    assert expect(inbox, Received) == Received(peer, Refused("no room"), None)
+    assert expect(inbox, Lost).peer == peer
+
+
 @pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", encode(Attached(bytes(16), b"")), bytes(99)])
 def test_a_client_survives_something_else_on_the_syncers_port(net, words):
     listener = net.listen()
@@ -359,28 +377,24 @@ class Relay:
     """Forwards connections to a port until told to freeze: then nothing moves, and nobody is told."""
 
     def __init__(self, net, port):
-        self._listener = net.listen()
         self._net, self._target = net, port
+        self._listener = net.listen()
         self.port = self._listener.getsockname()[1]
         self.frozen = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                left, _ = self._listener.accept()
-                right = socket.create_connection(("127.0.0.1", self._target))
-                for source, target in ((left, right), (right, left)):
-                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+        for _ in range(2):  # a control and a bulk connection
+            left, right = self._listener.accept()[0], self._net.dial(self._target)
+            threading.Thread(target=self._pump, args=(left, right), daemon=True).start()
+            threading.Thread(target=self._pump, args=(right, left), daemon=True).start()
 
     def _pump(self, source, target):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), source:
             while data := source.recv(65536):
                 if not self.frozen.is_set():
                     target.sendall(data)
-        if not self.frozen.is_set():
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
+            self.frozen.wait(WAIT_S)  # never pass the end on
 
 
 def test_silence_is_noticed_by_both_sides(net):

@@ -74,6 +74,7 @@ class LearnerMachine:
         self.step_count = 0
         self.tokens = 0
         self.state = "training"
+        self.is_stop_asked = False  # the run wants no further step; the loop may be in the middle of one
         self.linked = False
         self.progress = 0.0
         self.discards: list[str] = []  # why each fast-forward happened
@@ -128,7 +129,7 @@ class LearnerMachine:
                 self.positions[event.fragment].outstanding = None
                 self._fast_forward("values are not finite", reset_optimizer=True)
             case Closing():
-                self.state = "leaving" if self.state == "training" else self.state
+                self.state = "stopped" if self.is_stop_asked else "leaving"
             case Gone():
                 self.state = "left"
             case Ticked():
@@ -217,7 +218,8 @@ class LearnerMachine:
                 if message.harmful and outstanding is not None and outstanding.seq == message.seq:
                     self._fast_forward(f"refused by the syncer: {message.reason}")
             case Stop():
-                self.state = "stopped"
+                self.is_stop_asked = True
+                self.state = "stopped" if self.state == "leaving" else self.state
             case Done():
                 self.state = "left"
                 self._do(End())

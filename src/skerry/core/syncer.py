@@ -287,16 +287,19 @@ class SyncerMachine:
         for p in sorted(self.rounds):
             self._pull(p, ready)
             self._close(p, ready, quorum)
-        for member in self._connected():
-            if member.is_leaving:
-                self._pull_all(member)
+        self._let_go([m for m in self._connected() if m.is_leaving], ready, quorum)
         self._explain(ready, quorum)
 
-    def _pull_all(self, member: Member) -> None:
-        """A learner that wants to leave hands over what it has at once; it merges in the fragments' next rounds."""
+    def _let_go(self, leaving: list[Member], ready: list[Member], quorum: int) -> None:
+        """Learners that want to leave hand over at once; their work merges in the next rounds, or now if all leave."""
         for p in range(len(self.state.fragments)):
-            if self._may_pull(member, p):
-                self._send_pull(member, p, lossless=False)
+            for member in leaving:
+                if self._may_pull(member, p):
+                    self._send_pull(member, p, lossless=False)
+            all_in = all(m.learner in self.held[p] or self._unsettled(m, p) <= 0 for m in leaving)
+            if leaving and not ready and all_in and len(self.held[p]) >= quorum and p not in self.merging:
+                self.rounds.pop(p, None)
+                self._merge(p, Decision(True, "everyone is leaving"), quorum, 0, 0.0)
 
     def _open(self, ready: list[Member], quorum: int) -> None:
         every = sync_every_at(self.config.sync, self.progress)

@@ -226,7 +226,8 @@ class LearnerNode:
         if out is not None and out.contribution.seq == seq:
             out.sending = False
 
-    def unlinked(self) -> None:
+    def relinked(self) -> None:
+        """A new connection: nothing is on its way on it yet, whatever was given to the last one."""
         for out in self.outstanding.values():
             out.sending = False
 

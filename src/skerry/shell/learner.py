@@ -91,7 +91,7 @@ class LearnerShell:
     @property
     def is_running(self) -> bool:
         machine = self.node.machine
-        return machine is not None and machine.state == "training" and not self.node.ended
+        return machine is not None and not machine.is_stop_asked and not self.node.ended
 
     def close(self, timeout_s: float | None = None) -> None:
         """Take no further step: hand over what is left, wait until it is settled or the time is over, hang up."""
@@ -99,11 +99,12 @@ class LearnerShell:
         if machine is None or config is None or self._failure is not None:
             self._stop()
             return
-        was_stopped = machine.state == "stopped"
-        limit_s = config.sync.close_timeout_s + 5.0 if was_stopped else config.learner.leave_timeout_s
-        deadline = time.monotonic() + (limit_s if timeout_s is None else timeout_s)
+        began = time.monotonic()
         self._post(Closing())
-        while time.monotonic() < deadline and not self.node.ended:
+        while not self.node.ended:
+            limit_s = config.sync.close_timeout_s + 5.0 if machine.is_stop_asked else config.learner.leave_timeout_s
+            if time.monotonic() - began > (limit_s if timeout_s is None else timeout_s):
+                break
             if machine.state == "leaving" and machine.is_settled:
                 break
             if self.node.has_work:
@@ -173,6 +174,7 @@ class LearnerShell:
         match event:
             case Opened():
                 self._peer = event.peer
+                self.node.relinked()
                 self._linked()
             case Received():
                 if isinstance(event.message, Refused):
@@ -185,7 +187,6 @@ class LearnerShell:
             case Lost():
                 if self.node.machine is not None and event.peer == self._peer:
                     log.info("syncer lost: %s", event.reason)
-                    self.node.unlinked()
                     self.node.handle(Unlinked())
                 self._peer = None
 

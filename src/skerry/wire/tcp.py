@@ -129,6 +129,7 @@ class Peer:
     opened: float
     attach_by: float  # deadline of its bulk connection
     end_by: float = float("inf")  # deadline of what is still to be read, once a connection has ended
+    end_reason: str = ""
     bulk: Connection | None = None
     bulk_queue: deque[Outgoing] = field(default_factory=deque)
     queued_bytes: int = 0
@@ -282,7 +283,7 @@ class _TcpEndpoint:
 
     def _silence(self, peer: Peer, now: float) -> str | None:
         if now > peer.end_by:
-            return OTHER_SIDE_CLOSED
+            return peer.end_reason
         silent_s = [now - connection.heard for connection in peer.connections]
         if min(silent_s) > self._timeout_s:
             return f"silent for {self._timeout_s:g} s"
@@ -460,8 +461,13 @@ class _TcpEndpoint:
         if peer is None or connection.role == "new" or all(each.ended for each in peer.connections):
             self._fail(connection, OTHER_SIDE_CLOSED)
         else:
-            peer.end_by = min(peer.end_by, time.monotonic() + DRAIN_S)
+            self._end_soon(peer, OTHER_SIDE_CLOSED)
             self._set_interest(connection)
+
+    def _end_soon(self, peer: Peer, reason: str) -> None:
+        """The peer is as good as lost, but its last words may be on their way: a refusal says more than an end."""
+        if peer.end_by == float("inf"):
+            peer.end_by, peer.end_reason = time.monotonic() + DRAIN_S, reason
 
     def _discard(self, connection: Connection) -> None:
         """Read a draining connection to its end: closing it with unread bytes could lose what we sent."""
@@ -530,11 +536,15 @@ class _TcpEndpoint:
             self._close(connection)
 
     def _fail(self, connection: Connection, reason: str) -> None:
-        """The connection is gone, and with it its peer."""
+        """The connection is gone, and with it its peer, if it has one."""
         if connection.draining:
             self._close(connection)
         elif connection.peer is not None and connection.peer.id in self._peers:
-            self._lose(connection.peer, reason)
+            if connection.role == "new":  # its bulk connection could not be had
+                self._close(connection)
+                self._end_soon(connection.peer, reason)
+            else:
+                self._lose(connection.peer, reason)
         else:
             self._close(connection)
             if connection.peer is None:

@@ -1,0 +1,132 @@
+"""What a person sees of a local run: a live table on a terminal, a line now and then elsewhere, a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+LINE_S = 10.0
+COLOURS = {
+    "training": "green",
+    "stopped": "cyan",
+    "left": "dim",
+    "lost": "red",
+    "stalled": "yellow",
+    "joining": "yellow",
+}
+
+
+class Show(Protocol):
+    def __call__(self, status: dict[str, Any]) -> None: ...
+
+
+@contextmanager
+def showing(quiet: bool) -> Iterator[Show]:
+    """Show status records on stderr: a table if a person is there, else lines, or nothing."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda status: None
+    elif console.is_terminal:
+        with _table(console) as show:
+            yield show
+    else:
+        yield _Lines()
+
+
+@contextmanager
+def _table(console: Console) -> Iterator[Show]:
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        console=console,
+    )  # fmt: skip
+    task = bar.add_task("starting", total=1.0)
+    with Live(Group(bar), console=console, refresh_per_second=5, transient=True) as live:
+
+        def show(status: dict[str, Any]) -> None:
+            if status:
+                bar.update(task, completed=status["progress"], description=f"{status['phase']:8s}")
+                live.update(Group(bar, table_of(status), Text(syncer_line(status), style=_freshness(status))))
+
+        yield show
+
+
+class _Lines:
+    """One line every few seconds, for logs."""
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        if status and time.monotonic() - self._at > LINE_S:
+            self._at = time.monotonic()
+            states = ", ".join(f"{name} {m['state']}" for name, m in status["learners"].items())
+            print(f"{100 * status['progress']:3.0f} %  {syncer_line(status)}  [{states}]", file=sys.stderr, flush=True)
+
+
+def table_of(status: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("learner", "life", "state", "step", "tokens/s", "unmerged steps", "loss"):
+        table.add_column(column, justify="left" if column in ("learner", "state") else "right")
+    for name, m in status["learners"].items():
+        state = Text(m["state"], style=COLOURS.get(m["state"], ""))
+        rate = f"{m['tokens_per_s']:,.0f}" if m["state"] == "training" else "–"
+        loss = f"{m['loss']:.3f}" if m["loss"] else "–"
+        table.add_row(name, str(m["life"]), state, str(m["step"]), rate, str(m["unmerged_steps"]), loss)
+    return table
+
+
+def syncer_line(status: dict[str, Any]) -> str:
+    """Where the syncer stands, or that it has not been heard of."""
+    silent = time.time() - status["at"]
+    if silent > 2.0:
+        return f"syncer: silent for {silent:.0f} s; learners train on"
+    return (
+        f"syncer: {status['merges']} merges, {status['contributors_mean']:.1f} contributors on average, "
+        f"{status['rounds_open']} rounds open; waiting {status['waiting']}"
+    )
+
+
+def _freshness(status: dict[str, Any]) -> str:
+    return "red" if time.time() - status["at"] > 2.0 else ""
+
+
+def print_summary(s: dict[str, Any]) -> None:
+    """The short end of a run, for a person."""
+    up, down, parallel = s["bytes_up"], s["bytes_down"], s["bytes_data_parallel"]
+    discarded = ", ".join(f"{n:,.0f} {why}" for why, n in s["tokens_discarded"].items()) or "none"
+    ratio = f", {parallel / (up + down):.0f} times less than data-parallel's {_size(parallel)}" if up + down else ""
+    fall = f"{s['val_loss_start']:.3f} → {s['val_loss_end']:.3f} nats/byte"
+    rows = [
+        ("held-out loss", f"{fall} (before the last merge {s['val_loss_before_close']:.3f})"),
+        ("tokens merged", f"{s['tokens_merged']:,.0f} of {s['tokens_produced']:,.0f} produced; discarded: {discarded}"),
+        ("merges", f"{s['merges']:,} with {s['contributors_mean']:.2f} contributors on average"),
+        ("goodput", f"{s['goodput']:.1%}; of the capacity no kill took away {s['goodput_of_capacity']:.1%}"),
+        ("longest gap", f"{s['merge_gap_max_s']:.1f} s between merges, {s['learner_step_gap_max_s']:.2f} s in a step"),
+        ("recoveries", f"{s['learner_restarts']} learner, {s['syncer_restarts']} syncer"),
+        ("on the wire", f"{_size(up)} up, {_size(down)} down{ratio}"),
+        ("run", s["run_dir"]),
+        ("model", f"{s['model_path']}\nsha256 {s['model_sha256']}"),
+    ]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,248 @@
+"""skerry train: a local run, one syncer and several learners under one supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skerry import algo, cli
+from skerry import config as configs
+from skerry.cli import live
+from skerry.node import model
+from skerry.shell import summary
+from skerry.shell.local import Kill, LocalRun, RunFailed
+from skerry.shell.syncer import write_json
+from skerry.store.store import Store
+from skerry.train.data import Corpus
+from skerry.train.shapes import shape_of
+
+MINUTES = 2.0  # when no budget is given
+VICTIM = "learner-1"
+
+
+class Local(msgspec.Struct):
+    """What the supervisor must know again when it resumes a run."""
+
+    speeds: list[float]
+
+
+def run(words: Sequence[str]) -> int:
+    options, overrides = cli.parse(parser("skerry train"), words)
+    return train(options, overrides)
+
+
+def parser(prog: str) -> cli.Parser:
+    p = cli.Parser(prog=prog, description=__doc__, epilog="Any key of the configuration is an option: --sync.quorum 2")
+    p.add_argument("--learners", type=int, metavar="M", help="how many (default 4)")
+    p.add_argument("--speeds", metavar="1,1,0.5", help="relative speed of each learner")
+    p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds / speed; 0 runs free")
+    p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
+    p.add_argument("--model", metavar="PRESET", help="tiny, 1m, 3m, 10m")
+    p.add_argument("--steps", type=int, help="budget: inner steps per learner")
+    p.add_argument("--tokens", type=int, help="budget: tokens in all")
+    p.add_argument("--minutes", type=float, help=f"budget: time (default {MINUTES:.0f} minutes)")
+    p.add_argument("--kill-learner", type=float, metavar="F", help="SIGKILL a learner at this fraction of the run")
+    p.add_argument("--kill-syncer", type=float, metavar="F", help="SIGKILL the syncer at this fraction of the run")
+    p.add_argument("--seed", type=int)
+    p.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-TIME)")
+    p.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+    p.add_argument("--preset", choices=sorted(configs.PRESETS), default="local")
+    p.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this directory")
+    p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return p
+
+
+def train(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
+    if options.resume is not None:
+        run_dir, config, local = _resumed(options, overrides)
+    else:
+        config = _config(options, overrides)
+        local = Local(_speeds(options.speeds, config.run.learners))
+        run_dir = _fresh_dir(options.out, config.run.name)
+    kills = _kills(options, len(local.speeds))
+    corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
+    judge = _Judge(config, corpus)
+    if not options.json:
+        _announce(config, local, judge, run_dir)
+    algo.warm_up()  # compiled once, here, rather than by every child at the same time
+    if options.resume is None:
+        _create(run_dir, config, local, judge)
+    val_loss_start = judge.loss_of(run_dir)
+    local_run = LocalRun(run_dir, local.speeds, kills)
+    try:
+        with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:
+            local_run.run(show)
+    except RunFailed as error:
+        raise cli.Refusal(str(error)) from None
+    except KeyboardInterrupt:
+        print(f"\nskerry: interrupted; go on with: skerry train --resume {run_dir}", file=sys.stderr)
+        return 130
+    result = _finish(run_dir, local, local_run, judge, val_loss_start)
+    if options.json:
+        cli.print_json(result)
+    else:
+        live.print_summary(result)
+    return 0
+
+
+def _finish(run_dir: Path, local: Local, done: LocalRun, judge: _Judge, val_loss_start: float) -> dict[str, Any]:
+    speeds = {f"learner-{i}": speed for i, speed in enumerate(local.speeds)}
+    with Store.open(run_dir, readonly=True) as store:
+        path = run_dir / "model.safetensors"
+        digest = model.export(store, model.state_of(store), path)
+        numbers = summary.summarise(summary.tally(store), done.status, done.kills, speeds)
+    result = {
+        "val_loss_start": val_loss_start,
+        "val_loss_before_close": judge.loss_of(run_dir, before_close=True),
+        "val_loss_end": judge.loss_of(run_dir),
+        **numbers,
+        "learner_restarts": done.learner_restarts,
+        "syncer_restarts": done.syncer_restarts,
+        "run_dir": str(run_dir),
+        "model_path": str(path),
+        "model_sha256": digest,
+    }
+    write_json(run_dir / "summary.json", result)
+    return result
+
+
+class _Judge:
+    """Holds the held-out text and a model to pour values into; the only part of a local run that needs torch."""
+
+    def __init__(self, config: configs.Config, corpus: Corpus) -> None:
+        import torch
+
+        from skerry.train.data import held_out_batches
+        from skerry.train.loop import model_of
+
+        torch.set_num_threads(1)
+        self.model = model_of(config)
+        self.batches = held_out_batches(corpus, 8, shape_of(config.model).context, config.data.held_out_batches)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def loss_of(self, run_dir: Path, before_close: bool = False) -> float:
+        """Held-out loss of the global model in a run directory."""
+        import torch
+
+        from skerry.train.inner import held_out_loss
+
+        with Store.open(run_dir, readonly=True) as store:
+            arrays = model.read_model(store, model.state_of(store), before_close)
+        values = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        self.model.load_state_dict(values, strict=True)
+        return held_out_loss(self.model, self.batches)
+
+
+# ---------------------------------------------------------------------------------------------- from options to a run
+
+
+def _config(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> configs.Config:
+    flags = {
+        "run.learners": options.learners if options.learners is not None else _count(options.speeds),
+        "learner.step_s": options.step_s,
+        "data.path": options.data,
+        "model.preset": options.model,
+        "run.seed": options.seed,
+        "run.steps": options.steps,
+        "run.tokens": options.tokens,
+        "run.minutes": options.minutes,
+    }
+    given = [(key, value) for key, value in flags.items() if value is not None]
+    config = configs.resolve(configs.PRESETS[options.preset](), options.config, [*given, *overrides])
+    if not (config.run.steps or config.run.tokens or config.run.minutes):
+        config = configs.resolve(config, None, [("run.minutes", MINUTES)])
+    configs.validate(config)
+    shape_of(config.model)
+    return config
+
+
+def _count(speeds: str | None) -> int | None:
+    return len(speeds.split(",")) if speeds else None
+
+
+def _speeds(text: str | None, learners: int) -> list[float]:
+    if text is None:
+        return [1.0] * learners
+    try:
+        speeds = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise cli.Refusal(f"--speeds {text!r}: write numbers with commas between them, like 1,1,0.5") from None
+    if len(speeds) != learners:
+        raise cli.Refusal(f"--speeds {text!r}: {len(speeds)} speeds for {learners} learners")
+    if not all(0.001 <= speed <= 1000 for speed in speeds):
+        raise cli.Refusal(f"--speeds {text!r}: each must be from 0.001 to 1000")
+    return speeds
+
+
+def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
+    kills = []
+    for flag, fraction, victim in (
+        ("--kill-learner", options.kill_learner, VICTIM if learners > 1 else "learner-0"),
+        ("--kill-syncer", options.kill_syncer, "syncer"),
+    ):
+        if fraction is None:
+            continue
+        if not 0 < fraction < 1:
+            raise cli.Refusal(f"{flag} {fraction}: a fraction of the run between 0 and 1")
+        kills.append(Kill(victim, fraction))
+    return kills
+
+
+def _fresh_dir(out: Path | None, name: str) -> Path:
+    if out is None:
+        return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise cli.Refusal(f"--out {out}: is there already and not an empty folder; choose another, or --resume it")
+    return out
+
+
+def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> tuple[Path, configs.Config, Local]:
+    run_dir: Path = options.resume
+    fixed = ("learners", "speeds", "step_s", "data", "model", "steps", "tokens", "minutes", "seed", "out", "config")
+    given = [f"--{key.replace('_', '-')}" for key in fixed if getattr(options, key) is not None]
+    given += [f"--{key}" for key, _ in overrides]
+    if given:
+        raise cli.Refusal(f"--resume {run_dir}: a run goes on with its own configuration; leave {given[0]} out")
+    with Store.open(run_dir, readonly=True) as store:
+        if not store.records:
+            raise cli.Refusal(f"--resume {run_dir}: holds no run: check the path")
+        state = model.state_of(store)
+    if state.phase == "closed":
+        raise cli.Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
+    config = configs.decode(state.created.config)
+    try:
+        local = msgspec.json.decode((run_dir / "local.json").read_bytes(), type=Local)
+    except (OSError, msgspec.DecodeError):
+        local = Local([1.0] * config.run.learners)
+    return run_dir, config, local
+
+
+def _create(run_dir: Path, config: configs.Config, local: Local, judge: _Judge) -> None:
+    """The run's directory with its first versions, made here because the model is at hand."""
+    from skerry import save_genesis
+
+    with Store.open(run_dir) as store:
+        genesis = run_dir / "genesis.safetensors"
+        save_genesis(judge.model, genesis)
+        model.create_run(store, config, *model.read_genesis(genesis), time.time())
+    write_json(run_dir / "local.json", local)
+
+
+def _announce(config: configs.Config, local: Local, judge: _Judge, run_dir: Path) -> None:
+    speeds = ", ".join(f"{speed:g}" for speed in local.speeds)
+    print(
+        f"{judge.parameter_count:,} parameters, {config.data.path}; {len(local.speeds)} learners at speeds {speeds}; "
+        f"P={config.sync.num_fragments} H={config.sync.sync_every} K={config.sync.quorum} "
+        f"{config.merge.rule} {config.outer.rule}({config.outer.lr}, {config.outer.momentum}) "
+        f"{config.wire.codec_up} up {config.wire.codec_down} down\nrun directory: {run_dir}",
+        file=sys.stderr,
+    )
