@@ -1,4 +1,4 @@
-"""What a person sees of a local run: a live table on a terminal, a line now and then elsewhere, a summary at the end."""
+"""What a person sees of a local run: a live table on a terminal, lines elsewhere, a summary at the end."""
 
 from __future__ import annotations
 

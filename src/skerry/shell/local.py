@@ -90,18 +90,18 @@ class LocalRun:
 
     def run(self, show: Callable[[dict[str, Any]], None]) -> None:
         """Start, watch, kill, bring back; `show` is called with the newest status."""
-        with self._ends_everything():
-            self._start_syncer()
+        with self.ends_everything():
+            self.start_syncer()
             self._start_learners()
             assert self.syncer is not None
             while not self.syncer.ended:
-                self._read_status()
+                self.read_status()
                 self._kill_what_is_due()
                 for child in [self.syncer, *self.learners]:
                     self._tend(child)
                 show(self.status)
                 time.sleep(POLL_S)
-            self._read_status()
+            self.read_status()
             self._wait_for_learners()
 
     @property
@@ -114,7 +114,7 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------ starting
 
-    def _start_syncer(self) -> None:
+    def start_syncer(self) -> None:
         logs = self.run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         (self.run_dir / "status.json").unlink(missing_ok=True)
@@ -122,7 +122,7 @@ class LocalRun:
         self.syncer = Child("syncer", arguments, logs / "syncer.log")
         self.syncer.start()
         deadline = time.monotonic() + START_S
-        while not self._read_status():
+        while not self.read_status():
             if not self.syncer.is_running:
                 raise RunFailed(_said(self.syncer))
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class LocalRun:
             child.start()
             self.learners.append(child)
 
-    def _read_status(self) -> bool:
+    def read_status(self) -> bool:
         try:
             self.status = msgspec.json.decode((self.run_dir / "status.json").read_bytes())
         except (OSError, msgspec.DecodeError):
@@ -191,7 +191,7 @@ class LocalRun:
     # ------------------------------------------------------------------------------------------ ending
 
     @contextlib.contextmanager
-    def _ends_everything(self) -> Iterator[None]:
+    def ends_everything(self) -> Iterator[None]:
         """However this ends, no process is left behind; learners go first, so that their last work is merged."""
         before = signal.signal(signal.SIGTERM, _as_interrupt)
         try:

@@ -1,0 +1,38 @@
+"""skerry bench: measure, subject and reference in one run.
+
+learner   what attaching to a syncer costs a training loop (key `ratio`: attached tokens/s over plain tokens/s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skerry import cli
+from skerry.train.shapes import SHAPES
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry bench", description=__doc__)
+    parser.add_argument("subject", choices=["learner"])
+    parser.add_argument("--model", choices=list(SHAPES), default="1m")
+    parser.add_argument("--steps", type=int, default=40, help="steps in one stretch")
+    parser.add_argument("--pairs", type=int, default=7, help="plain and attached stretches, in alternation")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    if options.steps < 1 or options.pairs < 1:
+        raise cli.Refusal(f"--steps {options.steps} --pairs {options.pairs}: both must be above zero")
+    from skerry.bench.learner import measure
+
+    result = measure(options.model, options.steps, options.pairs)
+    if options.json:
+        cli.print_json(result)
+    else:
+        print(
+            f"attached / plain: {result['ratio']:.3f} (from {result['ratio_min']:.3f} to {result['ratio_max']:.3f} "
+            f"over {options.pairs} pairs of {options.steps} steps)\n"
+            f"plain {result['plain_tokens_per_s']:,.0f} tokens/s, attached {result['attached_tokens_per_s']:,.0f}; "
+            f"{result['merges']} merges meanwhile"
+        )
+    return 0

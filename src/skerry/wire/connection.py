@@ -1,0 +1,153 @@
+"""One socket, and what is on its way through it in both directions.
+
+Rules that hold here: nothing blocks, and no call does more than about WORK_BYTES of work. Trouble is not
+raised but noted: `ended` says that the other side will say no more, `broken` why the socket is of no use.
+Only a stream that makes no sense raises, a `ProtocolError`. Nothing here knows peers, tokens or deadlines.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from skerry.wire.frames import NONCE_BYTES, Delivery, Handshake, Parser, Payload
+
+WORK_BYTES = 512 << 10  # per socket and turn, so that control never waits long
+
+Role = Literal["new", "control", "bulk"]
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One message as frames still to be sent; each frame is a few buffers."""
+
+    frames: Iterator[tuple[Payload, ...]]
+    bytes: int  # that its peer's queue is charged with
+    tag: object = None
+
+
+@dataclass(slots=True)
+class Meter:
+    """Bytes that went through the sockets of one endpoint."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Connection:
+    """A socket with its parser and its queue of messages; `role`, `session` and deadlines are its owner's."""
+
+    def __init__(self, sock: socket.socket, address: str, parser: Parser, meter: Meter) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.address = address
+        self.parser = parser
+        self.role: Role = "new"
+        self.nonce = secrets.token_bytes(NONCE_BYTES)  # what the other side must prove the token over
+        self.outgoing: deque[Outgoing] = deque()  # the first may be partly sent
+        self.dialling = False  # our own attempt is under way
+        self.draining = False  # we will say no more than what is queued
+        self.ended = False  # the other side will say no more
+        self.broken = ""  # why nothing more can be read or written
+        self.closed = False
+        self.heard = self.spoke = time.monotonic()
+        self._meter = meter
+        self._writing: list[memoryview] = []  # the unsent rest of one frame
+
+    def __repr__(self) -> str:
+        return f"<{self.role} connection of {self.address}>"
+
+    def dialled(self) -> None:
+        """Our attempt has ended: see how."""
+        self.dialling = False
+        if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.broken = os.strerror(error).lower()
+        elif self.sock.getsockname() == self.sock.getpeername():
+            self.broken = "connected to itself"  # happens on loopback when nobody listens
+
+    def read(self) -> Iterator[Delivery | Handshake]:
+        """What has arrived, item by item; the caller may stop at any of them."""
+        work_bytes = 0
+        while work_bytes < WORK_BYTES and (count := self._receive(self.parser.buffer())):
+            work_bytes += count
+            if (item := self.parser.received(count)) is not None:
+                yield item
+
+    def discard(self) -> None:
+        """Read for nothing: closing a socket with unread bytes could lose what we sent."""
+        self._receive(memoryview(bytearray(WORK_BYTES)))
+
+    def write(self) -> Iterator[Outgoing]:
+        """Send what is queued, as far as the socket takes it; yields each message that has left completely."""
+        work_bytes = 0
+        while work_bytes < WORK_BYTES and self.outgoing and not self.dialling:
+            if not self._writing:
+                frame = next(self.outgoing[0].frames, None)
+                if frame is None:
+                    yield self.outgoing.popleft()
+                    continue
+                self._writing = [memoryview(buffer) for buffer in frame]
+            count = self._send()
+            if not count:
+                return
+            work_bytes += count
+
+    def finish(self) -> None:
+        """Tell the other side that this was all."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self.broken = why(error)
+
+    def close(self) -> None:
+        self.closed = True
+        self.outgoing.clear()
+        self._writing = []
+        self.sock.close()
+
+    def _receive(self, target: memoryview) -> int:
+        try:
+            count = self.sock.recv_into(target)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.broken = why(error)
+            return 0
+        self.ended = not count
+        self.heard = time.monotonic()
+        self._meter.bytes_in += count
+        return count
+
+    def _send(self) -> int:
+        try:
+            count = self.sock.sendmsg(self._writing)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.broken = why(error)
+            return 0
+        self.spoke = time.monotonic()
+        self._meter.bytes_out += count
+        self._writing = _skip(self._writing, count)
+        return count
+
+
+def why(error: Exception) -> str:
+    """An error of the system in words, for a person."""
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _skip(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of some buffers after `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [buffer[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []

@@ -1,0 +1,115 @@
+"""The handshake of one connection, as functions from what was heard to what to say.
+
+    syncer  -> Challenge   its protocol and a nonce
+    learner -> Proof       on the control connection: a nonce of its own, and the MAC of both under the token
+               or Attach   on the bulk connection: the same, and the session that the control connection got
+    syncer  -> Attached    the session, and the syncer's own MAC; or Denied, with a reason
+
+Rules that hold here: each side proves the token over the other's fresh nonce, and the token itself is never
+sent. A refusal is one line that says what to do about it. Nothing here knows sockets, peers or time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+from skerry.wire.frames import (
+    NONCE_BYTES,
+    SESSION_BYTES,
+    Attach,
+    Attached,
+    Challenge,
+    FromLearner,
+    Proof,
+    ProtocolError,
+)
+from skerry.wire.transport import WireError
+
+Who = Literal["proof", "attach", "syncer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What one side brings to every handshake; without a token all proofs are empty."""
+
+    token: bytes | None
+    protocol: int
+
+    def __post_init__(self) -> None:
+        if self.token is not None and not self.token.strip():
+            raise WireError("the token is empty: put at least one line of random text into the token file")
+
+    def __repr__(self) -> str:
+        return f"<Credentials {'with' if self.token else 'without'} token, protocol {self.protocol}>"
+
+
+# ------------------------------------------------------------------------------------------------- the syncer
+
+
+def challenge(mine: Credentials, nonce: bytes) -> Challenge:
+    return Challenge(mine.protocol, nonce, mine.token is not None)
+
+
+def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
+    """Why the learner that said this to our nonce is turned away for good; None if it is welcome."""
+    if said.protocol != mine.protocol:
+        return mismatch(syncer=mine.protocol, learner=said.protocol)
+    _check_nonce(said.nonce)
+    if mine.token is not None and not said.mac:
+        return "this syncer requires a token: pass --token-file with a copy of the syncer's"
+    if mine.token is None and said.mac:
+        return "this syncer has no token: leave --token-file out, or start the syncer with the same one"
+    if isinstance(said, Attach):
+        expected = _mac(mine, "attach", nonce, said.nonce, said.session)
+    else:
+        expected = _mac(mine, "proof", nonce, said.nonce)
+    if not hmac.compare_digest(expected, said.mac):
+        return "wrong token: pass --token-file with a copy of the syncer's"
+    return None
+
+
+def welcome(mine: Credentials, nonce: bytes, said: FromLearner, session: bytes) -> Attached:
+    return Attached(session, _mac(mine, "syncer", said.nonce, nonce, session))
+
+
+# ------------------------------------------------------------------------------------------------ the learner
+
+
+def answer(mine: Credentials, nonce: bytes, heard: Challenge, session: bytes) -> FromLearner:
+    """What proves the token to a syncer of our protocol; `session` is empty on a control connection."""
+    _check_nonce(heard.nonce)
+    if session:
+        return Attach(mine.protocol, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session))
+    return Proof(mine.protocol, nonce, _mac(mine, "proof", heard.nonce, nonce))
+
+
+def check_welcome(mine: Credentials, nonce: bytes, heard_nonce: bytes, heard: Attached, session: bytes) -> None:
+    """Raise ProtocolError unless the syncer holds the token and speaks of the session that we asked for, if any."""
+    expected = _mac(mine, "syncer", nonce, heard_nonce, heard.session)
+    if len(heard.session) != SESSION_BYTES or not hmac.compare_digest(expected, heard.mac):
+        raise ProtocolError("what answers there does not hold the token")
+    if session and heard.session != session:
+        raise ProtocolError("bulk connection attached to another session")
+
+
+# ------------------------------------------------------------------------------------------------------- both
+
+
+def mismatch(*, syncer: int, learner: int) -> str:
+    return f"the syncer speaks protocol {syncer} and the learner {learner}: install the same version on both"
+
+
+def _check_nonce(nonce: bytes) -> None:
+    if len(nonce) != NONCE_BYTES:
+        raise ProtocolError(f"nonce of {len(nonce)} bytes")
+
+
+def _mac(mine: Credentials, who: Who, their_nonce: bytes, own_nonce: bytes, session: bytes = b"") -> bytes:
+    """HMAC under the token; `who` and fixed field lengths keep one proof from standing in for another."""
+    if mine.token is None:
+        return b""
+    text = who.encode().ljust(8) + struct.pack("<Q", mine.protocol) + their_nonce + own_nonce + session
+    return hmac.digest(mine.token, text, "sha256")

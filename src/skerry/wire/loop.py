@@ -1,0 +1,94 @@
+"""One thread that waits for sockets, and runs what other threads hand to it.
+
+Rules that hold here: handlers, calls and `step` run in the loop's thread, so what only they touch needs no
+lock. Of the sockets that are ready, those of the lowest priority number are served first. After every turn
+`step` says how long the next one may wait, or that it was the last. Nothing here knows peers or frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+log = logging.getLogger("skerry.wire")
+
+Handler = Callable[[int], None]  # is told which of READ and WRITE the socket is ready for
+
+
+class Loop:
+    """The thread, its selector and its calls; `end` runs last, however the loop ends."""
+
+    def __init__(self, name: str, step: Callable[[], float | None], end: Callable[[], None]) -> None:
+        self.failure: str | None = None  # the bug that ended the thread
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._step, self._end = step, end
+        self._calls: deque[Callable[[], None]] = deque()
+        self._ended = False
+        self._lock = threading.Lock()  # over the two above
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self.watch(self._wake_in, READ, 0, self._woken)
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the loop's thread call this soon; may be called from any thread, and does nothing after the end."""
+        with self._lock:
+            if self._ended:
+                return
+            self._calls.append(partial(function, *arguments))
+            if len(self._calls) == 1:
+                self._wake_out.send(b"\0")
+
+    def watch(self, sock: socket.socket, events: int, priority: int, handler: Handler) -> None:
+        """Call the handler whenever one of the events is there; a socket keeps the handler it came with."""
+        key = self._selector.get_map().get(sock)
+        if key is None:
+            self._selector.register(sock, events, (priority, handler))
+        elif (key.events, key.data[0]) != (events, priority):
+            self._selector.modify(sock, events, (priority, handler))
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stop watching an open socket; it may be one that is not watched."""
+        if sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
+    def _run(self) -> None:
+        try:
+            while (wait_s := self._step()) is not None:
+                self._turn(wait_s)
+        except Exception as error:
+            log.exception("the I/O thread died")
+            self.failure = repr(error)
+        finally:
+            with self._lock:
+                self._ended = True
+                self._calls.clear()
+            self._end()
+            self._selector.close()
+            self._wake_in.close()
+            self._wake_out.close()
+
+    def _turn(self, wait_s: float) -> None:
+        for key, events in sorted(self._selector.select(wait_s), key=_priority):
+            key.data[1](events)
+        with self._lock:
+            calls, self._calls = self._calls, deque()
+        for call in calls:
+            call()
+
+    def _woken(self, events: int) -> None:
+        self._wake_in.recv(4096)
+
+
+def _priority(ready: tuple[selectors.SelectorKey, int]) -> int:
+    priority: int = ready[0].data[0]
+    return priority
