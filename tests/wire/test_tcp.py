@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import queue
 import socket
 import threading
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from skerry.core.events import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
-from skerry.wire import frames, tcp
+from skerry.wire import frames, handshake, tcp
 from skerry.wire.frames import (
     Attached,
     Challenge,
@@ -21,6 +22,7 @@ from skerry.wire.frames import (
     learner_dialect,
     syncer_dialect,
 )
+from skerry.wire.handshake import Credentials
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Lost, Opened, Received, Sent, WireError
 
@@ -58,7 +60,7 @@ class Net:
 
     def client(self, port, host="127.0.0.1", token=None, bound=10_000, **options):
         inbox = queue.Queue(bound)
-        client = Client(host, port, token, inbox, lambda m: m.version, jitter=lambda: 0.0, **options)
+        client = Client(host, port, token, inbox, lambda m: m.version, **({"jitter": lambda: 0.0} | options))
         self._stack.callback(client.close)
         return client, inbox
 
@@ -137,7 +139,7 @@ def test_tokens_that_differ_are_refused_for_good(net, syncer_token, learner_toke
     refused = expect(client_inbox, Received).message
     assert isinstance(refused, Refused) and words in refused.reason and "\n" not in refused.reason
     check_works(server, server_inbox, *net.client(server.port, token=syncer_token))
-    assert client_inbox.empty() and client._dial_at is None
+    assert client_inbox.empty() and client._dial_at == float("inf")
 
 
 @pytest.mark.parametrize(("syncer", "learner"), [(1, 2), (2, 1)])
@@ -159,16 +161,15 @@ def test_the_syncer_refuses_another_protocol_before_it_looks_at_the_token(net):
 
 def test_a_proof_is_good_for_one_challenge_only(net):
     server, inbox = net.server(token=b"right")
-    client, _ = net.client(server.port, token=b"right")
     first, second = net.dial(server.port), net.dial(server.port)
     challenge = read_handshake(first, LEARNER)
     assert read_handshake(second, LEARNER).nonce != challenge.nonce
-    proof = Proof(PROTOCOL, bytes(32), client._mac("proof", PROTOCOL, challenge.nonce, bytes(32), b""))
+    proof = handshake.answer(Credentials(b"right", PROTOCOL), bytes(32), challenge, b"")
     second.sendall(encode(proof))
     assert read_handshake(second, LEARNER).reason.startswith("wrong token")
     first.sendall(encode(proof))
     assert isinstance(read_handshake(first, LEARNER), Attached)
-    assert {expect(inbox, Opened).peer, expect(inbox, Opened).peer} == {1, 2}
+    assert expect(inbox, Opened).peer == 1
 
 
 def test_a_learner_does_not_talk_to_a_syncer_that_lacks_the_token(net):
@@ -523,7 +524,7 @@ def test_closing_delivers_what_was_sent_on_both_connections(net):
     events = [expect(inbox, Received), expect(inbox, Received)]
     assert sorted(event.payload is None for event in events) == [False, True]
     expect(inbox, Lost)
-    assert not client._thread.is_alive()
+    assert not client._loop.thread.is_alive()
 
 
 def test_close_is_bounded_when_the_other_side_never_reads(net):
@@ -533,7 +534,7 @@ def test_close_is_bounded_when_the_other_side_never_reads(net):
     server.send(peer, sample(Publication, version=64 * MIB), bytes(64 * MIB))
     server.close()
     server.close()
-    assert not server._thread.is_alive()
+    assert not server._loop.thread.is_alive()
 
 
 def test_a_bug_in_the_io_thread_surfaces_at_the_next_send(net):
@@ -573,3 +574,74 @@ class Exhausted:
 
     def __getattr__(self, name):
         return getattr(self._listener, name)
+
+
+# ---------------------------------------------------------------------------------------------- dialling, and the log
+
+
+def lines(caplog, level):
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+def free_port(net):
+    with net.listen() as reserve:
+        return reserve.getsockname()[1]
+
+
+def test_the_wait_between_dials_doubles_to_a_cap_and_is_jittered_by_half():
+    assert [tcp.redial_s(failures, 1.0) for failures in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    assert tcp.redial_s(10_000, 1.0) == tcp.REDIAL_S_MAX
+    assert tcp.redial_s(3, 0.0) == 0.4
+
+
+def test_closing_a_client_neither_dials_nor_says_so(net, caplog):
+    caplog.set_level(logging.DEBUG, "skerry.wire")
+    server, inbox = net.server()
+    client, client_inbox = net.client(server.port)
+    check_works(server, inbox, client, client_inbox)
+    client.close()
+    expect(inbox, Lost)
+    assert client._dial_at == float("inf")
+    assert not [line for line in lines(caplog, logging.INFO) + lines(caplog, logging.DEBUG) if "dialling" in line]
+
+
+def test_a_peer_that_was_opened_is_lost_quietly_for_the_node_is_told(net, caplog):
+    caplog.set_level(logging.DEBUG, "skerry.wire")
+    server, inbox = net.server()
+    client, client_inbox = net.client(server.port)
+    at_server, at_client = check_works(server, inbox, client, client_inbox)
+    client.send(at_client, sample(Contribution), b"")
+    expect(inbox, Received)  # its bulk connection is there
+    server.drop(at_server, "enough")
+    assert expect(client_inbox, Lost).peer == at_client
+    expect(client_inbox, Opened)  # it came back
+    assert any("lost: enough" in line for line in lines(caplog, logging.DEBUG))
+    assert not lines(caplog, logging.INFO) and not lines(caplog, logging.WARNING)
+
+
+def test_a_stranger_is_refused_aloud(net, caplog):
+    server, _ = net.server(token=b"right")
+    _, inbox = net.client(server.port, token=b"wrong")
+    expect(inbox, Received)
+    assert ["wrong token" in line for line in lines(caplog, logging.WARNING)] == [True]
+
+
+def test_a_syncer_that_stays_away_is_logged_once_in_a_while(net, caplog):
+    caplog.set_level(logging.DEBUG, "skerry.wire")
+    port, waits = free_port(net), queue.Queue()
+    client, inbox = net.client(port, jitter=lambda: waits.put("one more") or 0.0)
+    wait_for(waits, 4)
+    assert [line.split(";")[0] for line in lines(caplog, logging.INFO)] == [f"127.0.0.1:{port}: connection refused"]
+    assert sum("dialling again" in line for line in lines(caplog, logging.DEBUG)) >= 2
+    server, server_inbox = net.server(port=port)
+    check_works(server, server_inbox, client, inbox)
+    server.close()
+    expect(inbox, Lost)
+    waits.queue.clear()
+    wait_for(waits, 3)
+    assert len(lines(caplog, logging.INFO)) == 2  # the next time it is away is told again
+
+
+def wait_for(waits, count):
+    for _ in range(count):
+        waits.get(timeout=WAIT_S)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from skerry.adapters.torch import Learner
-from skerry.config import Config, Model, Run, Sync, encode
+from skerry.config import Config, Data, Model, Run, Sync, encode
 from skerry.shell.local import LocalRun
 from skerry.train.data import Corpus, Stream
 from skerry.train.inner import Inner
@@ -25,14 +25,15 @@ from skerry.train.shapes import shape_of
 FIRST_STEPS = 2  # of each stretch, not counted: caches and queues fill
 
 
-def measure(model_preset: str, steps: int, pairs: int) -> dict[str, Any]:
+def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str) -> dict[str, Any]:
     """Alternate plain and attached stretches of `steps` steps; `ratio` is the median over pairs."""
     config = Config(
         run=Run(learners=1, steps=10**9),
         model=Model(preset=model_preset),
+        data=Data(batch=batch),
         sync=Sync(quorum=1, policy="fixed"),
     )
-    loop = _Loop(config)
+    loop = _Loop(config, device)
     plain, attached = [], []
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder, _syncer(config, Path(folder)) as local:
         for _ in range(pairs):
@@ -52,6 +53,7 @@ def measure(model_preset: str, steps: int, pairs: int) -> dict[str, Any]:
         "pairs": pairs,
         "steps": steps,
         "model": model_preset,
+        "device": device,
         "merges": merges,
         "bytes_up": status["bytes_in"],
         "bytes_down": status["bytes_out"],
@@ -59,11 +61,11 @@ def measure(model_preset: str, steps: int, pairs: int) -> dict[str, Any]:
 
 
 class _Loop:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, device: str) -> None:
         import torch
 
         torch.set_num_threads(1)
-        self.model = model_of(config)
+        self.model = model_of(config).to(device)
         self.inner = Inner(self.model, config.learner.lr, config.learner.weight_decay)
         corpus = Corpus.open(config.data.path, config.data.bytes_max)
         self.stream = Stream(corpus, 0, 1, 0, config.data.batch, shape_of(config.model).context)

@@ -15,17 +15,19 @@ def run(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry bench", description=__doc__)
     parser.add_argument("subject", choices=["learner"])
     parser.add_argument("--model", choices=list(SHAPES), default="1m")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--device", default="cpu", help="torch device of the loop")
     parser.add_argument("--steps", type=int, default=40, help="steps in one stretch")
     parser.add_argument("--pairs", type=int, default=7, help="plain and attached stretches, in alternation")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
         raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
-    if options.steps < 1 or options.pairs < 1:
-        raise cli.Refusal(f"--steps {options.steps} --pairs {options.pairs}: both must be above zero")
+    if min(options.steps, options.pairs, options.batch) < 1:
+        raise cli.Refusal("--steps, --pairs and --batch must be above zero")
     from skerry.bench.learner import measure
 
-    result = measure(options.model, options.steps, options.pairs)
+    result = measure(options.model, options.steps, options.pairs, options.batch, options.device)
     if options.json:
         cli.print_json(result)
     else:

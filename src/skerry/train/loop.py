@@ -37,11 +37,17 @@ def model_of(config: Config) -> GPT:
 
 
 def train(
-    config: Config, syncer: str, name: str, speed: float, token_file: str | None, wants_on: Callable[[], bool]
+    config: Config,
+    syncer: str,
+    name: str,
+    speed: float,
+    token_file: str | None,
+    device: str,
+    wants_on: Callable[[], bool],
 ) -> None:
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
-    model = model_of(config)
+    model = model_of(config).to(device)
     inner = Inner(model, config.learner.lr, config.learner.weight_decay)
     with Learner(model, inner.optimizer, syncer, name=name, token_file=token_file) as learner:
         stream = Stream(

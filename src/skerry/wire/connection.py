@@ -2,7 +2,8 @@
 
 Rules that hold here: nothing blocks, and no call does more than about WORK_BYTES of work. Trouble is not
 raised but noted: `ended` says that the other side will say no more, `broken` why the socket is of no use.
-Only a stream that makes no sense raises, a `ProtocolError`. Nothing here knows peers, tokens or deadlines.
+Only a stream that makes no sense raises, a `ProtocolError`. Nothing here knows what a peer or a
+deadline is for.
 """
 
 from __future__ import annotations
@@ -41,16 +42,20 @@ class Meter:
 
 
 class Connection:
-    """A socket with its parser and its queue of messages; `role`, `session` and deadlines are its owner's."""
+    """A socket with its parser and its queue of messages, and what its owner keeps about it."""
 
-    def __init__(self, sock: socket.socket, address: str, parser: Parser, meter: Meter) -> None:
+    def __init__(self, sock: socket.socket, address: str, parser: Parser, meter: Meter, deadline: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.address = address
         self.parser = parser
         self.role: Role = "new"
+        self.peer = 0  # the id of the peer that it belongs to; 0 for a stranger's
         self.nonce = secrets.token_bytes(NONCE_BYTES)  # what the other side must prove the token over
+        self.heard_nonce = b""  # on a learner's connection: the syncer's
+        self.session = b""  # on a learner's bulk connection: the session to attach to
+        self.deadline = deadline  # of the handshake, then of draining
         self.outgoing: deque[Outgoing] = deque()  # the first may be partly sent
         self.dialling = False  # our own attempt is under way
         self.draining = False  # we will say no more than what is queued

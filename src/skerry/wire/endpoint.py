@@ -1,0 +1,393 @@
+"""What both sides of the TCP transport share: peers, their queues and their deadlines, over one I/O thread.
+
+A peer is one control connection (small frames, heartbeats) and one bulk connection. A side, in `tcp`, adds
+how connections come about.
+
+Rules that hold here: connections and peers belong to the I/O thread; other threads only hand it calls.
+Control connections are served before bulk, so that no transfer keeps a heartbeat waiting. Everything that
+waits has a deadline. Silence counts only while this side was listening: not while its inbox was full, nor
+while its process was stopped. A peer that breaks the protocol is dropped and the endpoint goes on. Nothing
+here knows what a message means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import socket
+import time
+from collections import deque
+from functools import partial
+from queue import Full
+from typing import TypedDict
+
+from skerry.core.events import Message
+from skerry.wire import frames
+from skerry.wire.connection import Connection, Meter, Outgoing, Role
+from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload, ProtocolError, one_line
+from skerry.wire.loop import READ, WRITE, Loop
+from skerry.wire.peer import DRAIN_S, NEVER, Peer
+from skerry.wire.transport import OTHER_SIDE_CLOSED, Inbox, Lost, Opened, Received, Sent, WireError, WireEvent
+
+HEARTBEAT_S = 1.0
+TIMEOUT_S = 10.0
+HANDSHAKE_S = 5.0
+CLOSE_S = 1.0  # for peers to read their last messages when the endpoint closes
+JOIN_S = CLOSE_S + 2.0
+TICK_S = 0.05  # how often deadlines are looked at
+FULL_INBOX_POLL_S = 0.005
+QUEUE_BYTES_MAX = 1 << 30  # queued for one peer; one message alone may be larger
+
+log = logging.getLogger("skerry.wire")
+
+
+class Limits(TypedDict, total=False):
+    """What both sides may be given by keyword."""
+
+    heartbeat_s: float
+    timeout_s: float
+    handshake_s: float
+    queue_bytes_max: int
+
+
+class TcpEndpoint:
+    """Both sides' peers and queues; a side fills in the methods at the end."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        dialect: Dialect,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        timeout_s: float = TIMEOUT_S,
+        handshake_s: float = HANDSHAKE_S,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+    ) -> None:
+        self._inbox = inbox
+        self._dialect = dialect
+        self._heartbeat_s, self._timeout_s, self._handshake_s = heartbeat_s, timeout_s, handshake_s
+        self._queue_bytes_max = queue_bytes_max
+        self._meter = Meter()
+        self._peers: dict[int, Peer] = {}
+        self._connections: dict[Connection, None] = {}  # a set that keeps its order: the oldest first
+        self._peer_ids = itertools.count(1)
+        self._transfer_ids = itertools.count(1)
+        self._backlog: deque[WireEvent] = deque()  # what a full inbox left behind
+        self._paused = False  # while there is a backlog, no messages are read
+        self._tick_s = min(TICK_S, heartbeat_s / 2)
+        self._ticked = -NEVER
+        self._close_by = NEVER
+        self._loop = Loop(f"skerry-{type(self).__name__.lower()}", self._step, self._end_loop)
+
+    # ---------------------------------------------------------------------------------------- from any thread
+
+    @property
+    def bytes_in(self) -> int:
+        return self._meter.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        return self._meter.bytes_out
+
+    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+        """Queue a message; the payload must not change until `Sent` or `Lost`. A dead peer is ignored."""
+        if self._loop.failure is not None:
+            raise WireError(self._obituary())
+        if payload is None:
+            frame = frames.encode(message)
+            self._loop.call(self._enqueue, peer, Outgoing(iter([(frame,)]), len(frame), tag), False)
+        else:
+            view = frames.flat(payload)
+            outgoing = Outgoing(frames.encode_bulk(next(self._transfer_ids), message, view), len(view), tag)
+            self._loop.call(self._enqueue, peer, outgoing, True)
+
+    def drop(self, peer: int, reason: str) -> None:
+        """Give a peer up; what was sent to it before is still delivered if it reads promptly."""
+        self._loop.call(self._drop, peer, reason)
+
+    def close(self) -> None:
+        """Give every peer up likewise and stop, within a bounded time; no event follows."""
+        self._loop.call(self._begin_close)
+        self._loop.thread.join(JOIN_S)
+
+    # ----------------------------------------------------------------------------------------- the I/O thread
+
+    def _step(self) -> float | None:
+        """After every turn: deliver, look at deadlines, and say how long the next turn may wait."""
+        if self._backlog:
+            self._deliver()
+        now = time.monotonic()
+        if now - self._ticked >= self._tick_s:
+            self._tick(now)
+        if now > self._close_by or (self._closing and not self._connections):
+            return None
+        return FULL_INBOX_POLL_S if self._backlog else self._tick_s
+
+    def _tick(self, now: float) -> None:
+        if self._paused or now - self._ticked > self._timeout_s / 2:
+            self._forgive(now)
+        self._ticked = now
+        for connection in list(self._connections):
+            if now > connection.deadline and not connection.closed:
+                self._fail(connection, f"handshake not finished in {self._handshake_s:g} s")
+        for peer in list(self._peers.values()):
+            if (silence := peer.silence(now, self._timeout_s)) is not None:
+                self._lose(peer, silence)
+        for peer in list(self._peers.values()):
+            for connection in peer.connections:
+                idle = not connection.outgoing and not connection.ended
+                if idle and now - connection.spoke >= self._heartbeat_s:
+                    self._write_frame(connection, frames.PING_FRAME)
+
+    def _forgive(self, now: float) -> None:
+        """Silence so far was ours: start every clock again."""
+        for connection in self._connections:
+            connection.heard = now
+            if connection.role == "new" and not connection.draining:
+                connection.deadline = now + self._handshake_s
+        for peer in self._peers.values():
+            peer.forgive(now, self._timeout_s)
+
+    @property
+    def _closing(self) -> bool:
+        return self._close_by < NEVER
+
+    def _begin_close(self) -> None:
+        if self._closing:
+            return
+        self._close_by = time.monotonic() + CLOSE_S
+        self._backlog.clear()
+        self._release()
+        for peer in list(self._peers.values()):
+            self._lose(peer, "this side closed", drain_s=CLOSE_S)
+        for connection in list(self._connections):
+            if not connection.draining:
+                self._close(connection)
+
+    def _end_loop(self) -> None:
+        if self._loop.failure is not None:
+            with contextlib.suppress(Full):
+                for peer in self._peers.values():
+                    self._inbox.put_nowait(Lost(peer.id, self._obituary()))
+        for connection in list(self._connections):
+            self._close(connection)
+        self._release()
+
+    def _obituary(self) -> str:
+        return one_line(f"the I/O thread died: {self._loop.failure}")
+
+    # ------------------------------------------------------------------------------------- events to the node
+
+    def _emit(self, event: WireEvent) -> None:
+        if self._closing:
+            return
+        self._backlog.append(event)
+        if len(self._backlog) == 1:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        with contextlib.suppress(Full):
+            while self._backlog:
+                self._inbox.put_nowait(self._backlog[0])
+                self._backlog.popleft()
+        if bool(self._backlog) != self._paused:
+            self._paused = not self._paused
+            self._forgive(time.monotonic())
+            for connection in self._connections:
+                self._watch(connection)
+
+    # -------------------------------------------------------------------------------------------------- peers
+
+    def _open_peer(self, connection: Connection, session: bytes) -> Peer:
+        now = time.monotonic()
+        peer = Peer(next(self._peer_ids), connection.address, session, connection, now, now + self._timeout_s)
+        self._peers[peer.id] = peer
+        self._bind(connection, peer, "control")
+        self._emit(Opened(peer.id, peer.address))
+        return peer
+
+    def _attach_bulk(self, connection: Connection, peer: Peer) -> None:
+        """Let the bulk queue flow; what the handshake still has to say goes first."""
+        peer.bulk = connection
+        connection.outgoing.extend(peer.bulk_queue)
+        peer.bulk_queue.clear()
+        self._bind(connection, peer, "bulk")
+        self._write(connection)
+
+    def _bind(self, connection: Connection, peer: Peer, role: Role) -> None:
+        connection.peer, connection.role, connection.deadline = peer.id, role, NEVER
+        connection.parser.legal = frames.CONTROL_LINE if role == "control" else frames.BULK_LINE
+        self._watch(connection)
+
+    def _enqueue(self, peer_id: int, outgoing: Outgoing, bulk: bool) -> None:
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return
+        if peer.queued_bytes and peer.queued_bytes + outgoing.bytes > self._queue_bytes_max:
+            self._lose(peer, f"reads too slowly: more than {self._queue_bytes_max} bytes are queued for it")
+            return
+        peer.queued_bytes += outgoing.bytes
+        connection = peer.bulk if bulk else peer.control
+        if connection is None:
+            peer.bulk_queue.append(outgoing)
+        else:
+            connection.outgoing.append(outgoing)
+            self._write(connection)
+
+    def _drop(self, peer_id: int, reason: str) -> None:
+        if (peer := self._peers.get(peer_id)) is not None:
+            self._lose(peer, reason, drain_s=DRAIN_S)
+
+    def _lose(self, peer: Peer, reason: str, drain_s: float = 0.0) -> None:
+        del self._peers[peer.id]
+        for connection in [each for each in self._connections if each.peer == peer.id]:
+            if drain_s:
+                self._drain(connection, drain_s)
+            else:
+                self._close(connection)
+        log.debug("peer %d at %s lost: %s", peer.id, peer.address, one_line(reason))
+        self._emit(Lost(peer.id, one_line(reason)))
+        if not self._closing:
+            self._after_loss(peer, reason)
+
+    # -------------------------------------------------------------------------------------------- connections
+
+    def _adopt(self, sock: socket.socket, address: str) -> Connection:
+        deadline = time.monotonic() + self._handshake_s
+        connection = Connection(sock, address, Parser(self._dialect), self._meter, deadline)
+        self._connections[connection] = None
+        return connection
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for what this connection can do now."""
+        if connection.closed:
+            return
+        reads = connection.draining or self._may_read(connection)
+        writes = connection.dialling or connection.outgoing
+        if events := (READ if reads else 0) | (WRITE if writes else 0):
+            priority = 2 if connection.role == "bulk" else 1
+            self._loop.watch(connection.sock, events, priority, partial(self._serve, connection))
+        else:
+            self._loop.forget(connection.sock)
+
+    def _may_read(self, connection: Connection) -> bool:
+        """A full inbox stops messages, but not handshakes: a busy node does not turn learners away."""
+        if connection.closed or connection.draining or connection.dialling or connection.ended:
+            return False
+        return connection.role == "new" or not self._paused
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        if connection.closed:  # by what was served before it in this turn
+            return
+        if connection.dialling:
+            connection.dialled()
+        elif events & READ and connection.draining:
+            self._discard(connection)
+        elif events & READ and self._may_read(connection):
+            self._read(connection)
+        if events & WRITE:
+            self._write(connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            for item in connection.read():
+                self._take(connection, item)
+                if not self._may_read(connection):
+                    return
+        except ProtocolError as error:
+            self._broke_protocol(connection, str(error))
+            return
+        if connection.broken:
+            self._fail(connection, connection.broken)
+        elif connection.ended:
+            self._end(connection)
+
+    def _take(self, connection: Connection, item: Delivery | Handshake) -> None:
+        if isinstance(item, Delivery):
+            assert connection.peer in self._peers  # the parser takes no message from strangers
+            self._emit(Received(connection.peer, item.message, item.payload))
+        else:
+            self._shake(connection, item)
+
+    def _discard(self, connection: Connection) -> None:
+        """Wait for a draining connection's end."""
+        connection.discard()
+        if connection.ended or connection.broken:
+            self._close(connection)
+
+    def _end(self, connection: Connection) -> None:
+        """The other side closed this connection; what it said on its other one before is still read."""
+        peer = self._peers.get(connection.peer)
+        if peer is None or connection.role == "new" or all(each.ended for each in peer.connections):
+            self._fail(connection, OTHER_SIDE_CLOSED)
+        else:
+            peer.end_soon(time.monotonic(), OTHER_SIDE_CLOSED)
+            self._watch(connection)
+
+    def _write(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        for message in connection.write():
+            self._sent(connection, message)
+        if connection.draining and not connection.outgoing:
+            connection.finish()
+        if connection.broken:
+            self._fail(connection, connection.broken)
+        self._watch(connection)
+
+    def _sent(self, connection: Connection, message: Outgoing) -> None:
+        if (peer := self._peers.get(connection.peer)) is not None:
+            peer.queued_bytes -= message.bytes
+            if message.tag is not None:
+                self._emit(Sent(peer.id, message.tag))
+
+    def _write_frame(self, connection: Connection, frame: bytes) -> None:
+        connection.outgoing.append(Outgoing(iter([(frame,)]), 0))
+        self._write(connection)
+
+    def _drain(self, connection: Connection, drain_s: float) -> None:
+        """Send what is queued, then close; the other side has `drain_s` to take it."""
+        if connection.dialling:
+            self._close(connection)
+        elif not connection.draining and not connection.closed:
+            connection.draining, connection.deadline = True, time.monotonic() + drain_s
+            self._write(connection)
+
+    def _fail(self, connection: Connection, reason: str) -> None:
+        """The connection is gone, and with it its peer, if it has one."""
+        peer = self._peers.get(connection.peer)
+        if peer is not None and connection.role != "new":
+            self._lose(peer, reason)
+            return
+        self._close(connection)
+        if peer is not None:  # its bulk connection could not be had
+            peer.end_soon(time.monotonic(), reason)
+        elif not connection.draining:
+            self._stranger_failed(connection, reason)
+
+    def _close(self, connection: Connection) -> None:
+        if not connection.closed:
+            self._loop.forget(connection.sock)
+            connection.close()
+            del self._connections[connection]
+
+    # --------------------------------------------------------------------------------------- what a side adds
+
+    def _shake(self, connection: Connection, item: Handshake) -> None:
+        """Answer one message of the handshake."""
+        raise NotImplementedError
+
+    def _stranger_failed(self, connection: Connection, reason: str) -> None:
+        """A connection that belongs to no peer yet is closed."""
+        raise NotImplementedError
+
+    def _after_loss(self, peer: Peer, reason: str) -> None:
+        """A peer is lost and forgotten, and this side is not closing."""
+        raise NotImplementedError
+
+    def _broke_protocol(self, connection: Connection, reason: str) -> None:
+        self._fail(connection, reason)
+
+    def _release(self) -> None:
+        """Give up what is not a connection; may be called twice."""

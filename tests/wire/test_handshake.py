@@ -1,0 +1,91 @@
+"""The handshake without a socket: who is welcome, who is not, and that no proof stands in for another."""
+
+import pytest
+
+from skerry.wire import handshake
+from skerry.wire.frames import Attach, Attached, Challenge, Proof, ProtocolError
+from skerry.wire.handshake import Credentials
+from skerry.wire.transport import WireError
+
+SYNCER_NONCE, LEARNER_NONCE, SESSION = b"s" * 32, b"l" * 32, b"i" * 16
+
+
+def shake(syncer, learner, session=b""):
+    """What a syncer and a learner say to each other, up to the syncer's verdict."""
+    heard = handshake.challenge(syncer, SYNCER_NONCE)
+    said = handshake.answer(learner, LEARNER_NONCE, heard, session)
+    return said, handshake.refusal(syncer, SYNCER_NONCE, said)
+
+
+def check(mine, heard, session=b""):
+    handshake.check_welcome(mine, LEARNER_NONCE, SYNCER_NONCE, heard, session)
+
+
+@pytest.mark.parametrize("token", [None, b"right"])
+@pytest.mark.parametrize(("session", "kind"), [(b"", Proof), (SESSION, Attach)])
+def test_two_that_hold_the_same_find_each_other(token, session, kind):
+    mine = Credentials(token, 1)
+    said, refusal = shake(mine, mine, session)
+    assert isinstance(said, kind) and refusal is None
+    check(mine, handshake.welcome(mine, SYNCER_NONCE, said, SESSION), session)
+
+
+@pytest.mark.parametrize(
+    ("syncer", "learner", "words"),
+    [
+        (Credentials(b"right", 1), Credentials(b"wrong", 1), "wrong token"),
+        (Credentials(b"right", 1), Credentials(None, 1), "requires a token: pass --token-file"),
+        (Credentials(None, 1), Credentials(b"right", 1), "has no token"),
+        (Credentials(b"right", 1), Credentials(b"wrong", 2), "protocol 1 and the learner 2"),
+    ],
+)
+def test_a_refusal_says_what_to_do(syncer, learner, words):
+    _, refusal = shake(syncer, learner)
+    assert refusal is not None and words in refusal and "\n" not in refusal
+
+
+def test_a_proof_holds_for_its_own_nonces_session_and_kind_only():
+    mine = Credentials(b"right", 1)
+    proof, _ = shake(mine, mine)
+    attach, _ = shake(mine, mine, SESSION)
+    assert handshake.refusal(mine, b"t" * 32, proof)
+    for forged in (
+        Proof(1, b"m" * 32, proof.mac),
+        Proof(1, LEARNER_NONCE, attach.mac),
+        Attach(1, LEARNER_NONCE, b"", proof.mac),
+        Attach(1, LEARNER_NONCE, SESSION, proof.mac),
+        Attach(1, LEARNER_NONCE, b"j" * 16, attach.mac),
+    ):
+        assert handshake.refusal(mine, SYNCER_NONCE, forged)
+
+
+def test_a_learners_own_words_are_no_welcome():
+    mine = Credentials(b"right", 1)
+    for session in (b"", SESSION):
+        said, _ = shake(mine, mine, session)
+        with pytest.raises(ProtocolError, match="does not hold the token"):
+            check(mine, Attached(SESSION, said.mac), session)
+
+
+def test_a_welcome_is_checked():
+    mine = Credentials(b"right", 1)
+    said, _ = shake(mine, mine, SESSION)
+    for syncer in (Credentials(b"wrong", 1), Credentials(None, 1)):
+        with pytest.raises(ProtocolError, match="does not hold the token"):
+            check(mine, handshake.welcome(syncer, SYNCER_NONCE, said, SESSION), SESSION)
+    with pytest.raises(ProtocolError, match="another session"):
+        check(mine, handshake.welcome(mine, SYNCER_NONCE, said, b"j" * 16), SESSION)
+
+
+def test_short_nonces_break_the_protocol():
+    mine = Credentials(None, 1)
+    with pytest.raises(ProtocolError, match="nonce of 0 bytes"):
+        handshake.refusal(mine, SYNCER_NONCE, Proof(1, b"", b""))
+    with pytest.raises(ProtocolError, match="nonce of 3 bytes"):
+        handshake.answer(mine, LEARNER_NONCE, Challenge(1, b"abc", False), b"")
+
+
+def test_an_empty_token_is_none_at_all_and_a_token_is_never_shown():
+    with pytest.raises(WireError, match="empty"):
+        Credentials(b" \n", 1)
+    assert "right" not in repr(Credentials(b"right", 1))
