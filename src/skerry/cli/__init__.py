@@ -13,6 +13,8 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -30,6 +32,7 @@ VERBS = {
     "export": "write a run's model as safetensors",
     "bench": "measure, subject and reference in one run",
 }
+PARENT_POLL_S = 0.5
 OVERRIDE = re.compile(r"--([a-z_]+\.[a-z_]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -51,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = _dispatch(words)
     except KeyboardInterrupt:
+        if as_json:
+            print_json({"error": "interrupted"})
         code = 130
     except _refusals() as error:
         line = " ".join(str(error).split())
@@ -121,7 +126,7 @@ def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, A
         if match is None:
             plain.append(word)
             continue
-        if match[2] is None and not left:
+        if match[2] is None and (not left or left[0].startswith("--")):
             raise Refusal(f"{word}: a value is missing")
         overrides.append((match[1], _value(match[2] if match[2] is not None else left.pop(0))))
     return plain, overrides
@@ -147,14 +152,37 @@ def log_to_stderr(name: str, level: int = logging.INFO) -> None:
 
 
 def until_signalled(parent: int) -> Callable[[], bool]:
-    """True until SIGTERM or SIGINT comes (a second one ends the process at once) or the parent process is gone."""
+    """True until SIGTERM or SIGINT comes (a second one ends the process at once) or the parent process is gone.
+
+    A signal before the first look is an interrupt: nobody would see the note while a learner waits to join.
+    """
     signals: list[int] = []
+    looked = False
 
     def note(number: int, _: object) -> None:
         signals.append(number)
         if len(signals) > 1:
             os._exit(130)
+        if not looked:
+            raise KeyboardInterrupt
+
+    def is_wanted() -> bool:
+        nonlocal looked
+        looked = True
+        return not signals and (parent == 0 or os.getppid() == parent)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
-    return lambda: not signals and (parent == 0 or os.getppid() == parent)
+    return is_wanted
+
+
+def end_with(parent: int) -> None:
+    """Have SIGTERM sent to this process once its parent is gone, whatever it waits for then."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent:
+        threading.Thread(target=watch, name="skerry-parent", daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from skerry import cli
@@ -24,6 +23,4 @@ def run(words: Sequence[str]) -> int:
         options.kill_syncer = 0.5
     if not (options.steps or options.tokens or options.minutes or options.resume):
         options.minutes = 1.5
-    if not options.json:
-        print(STORY, file=sys.stderr)
-    return train.train(options, overrides)
+    return train.train(options, overrides, STORY)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from skerry import cli
+from skerry.core.state import RunState
 from skerry.node import model
 from skerry.store.store import Store
 
@@ -19,13 +23,11 @@ def run(words: Sequence[str]) -> int:
     if overrides:
         raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
     out = options.out or options.run / "model.safetensors"
-    if not out.parent.is_dir():
-        raise cli.Refusal(f"--out {out}: {out.parent} is not a directory")
     with Store.open(options.run, readonly=True) as store:
         if not store.records:
             raise cli.Refusal(f"{options.run}: holds no run: check the path")
         state = model.state_of(store)
-        digest = model.export(store, state, out)
+        digest = export(store, state, out)
     record = {
         "model_path": str(out),
         "model_sha256": digest,
@@ -38,3 +40,17 @@ def run(words: Sequence[str]) -> int:
     else:
         print(f"{out}  ({record['parameters']:,} parameters after {state.merges} merges)\nsha256 {digest}")
     return 0
+
+
+def export(store: Store, state: RunState, out: Path) -> str:
+    """`model.export`, with what the file system says against it in one line."""
+    try:
+        if out.is_dir():
+            raise cli.Refusal(f"--out {out}: is a folder; name a file in it")
+        if not out.parent.is_dir():
+            raise cli.Refusal(f"--out {out}: {out.parent} is not a folder")
+        return model.export(store, state, out)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            out.with_name(out.name + ".tmp").unlink()
+        raise cli.Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None

@@ -18,6 +18,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret")
     parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s; 0.5 is half as fast")
     parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
+    parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -26,10 +27,13 @@ def run(words: Sequence[str]) -> int:
         raise cli.Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
     if not options.syncer:
         raise cli.Refusal("no syncer: give --syncer host:port or set SKERRY_SYNCER")
-    if not options.speed > 0 or options.threads < 1:
-        raise cli.Refusal(f"--speed {options.speed} --threads {options.threads}: both must be above zero")
+    if not 0.001 <= options.speed <= 1000:
+        raise cli.Refusal(f"--speed {options.speed}: must be from 0.001 to 1000")
+    if not 1 <= options.threads <= 1024:
+        raise cli.Refusal(f"--threads {options.threads}: must be from 1 to 1024")
     name = learner_name(options.name)
     cli.log_to_stderr(name)
+    cli.end_with(options.parent)
     token = read_token(options.token_file) if options.token_file else None
     config = fetch_config(*parse_address(options.syncer), token)
     if options.data:
@@ -46,6 +50,11 @@ def _train(config: configs.Config, name: str, options) -> None:  # type: ignore[
     from skerry.train.loop import train
 
     torch.set_num_threads(options.threads)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise cli.Refusal(f"--device {device}: {str(error).splitlines()[0]}") from None
     wanted = cli.until_signalled(options.parent)
     train(
         config,
@@ -53,5 +62,6 @@ def _train(config: configs.Config, name: str, options) -> None:  # type: ignore[
         name,
         options.speed,
         options.token_file,
+        device,
         wanted,
     )

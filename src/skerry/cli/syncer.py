@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from skerry import algo, cli
 from skerry import config as configs
@@ -17,6 +22,10 @@ from skerry.shell.address import PORT, read_token
 from skerry.shell.syncer import SyncerShell
 from skerry.store.store import Store
 from skerry.train.shapes import shape_of
+from skerry.wire.frames import ProtocolError
+from skerry.wire.tcp import Server
+
+First = tuple[configs.Config, fragments.Layout, dict[str, npt.NDArray[Any]]]
 
 
 def run(words: Sequence[str]) -> int:
@@ -39,6 +48,7 @@ def run(words: Sequence[str]) -> int:
         raise cli.Refusal(f"--port {options.port}: must be from 0 to 65535")
     cli.log_to_stderr("syncer")
     token = read_token(options.token_file) if options.token_file else None
+    _check_address(options.host, options.port, token)
     with open_run(options.run, options.genesis, options, overrides) as store:
         shell = SyncerShell(store, options.host, options.port, token)
         wanted = cli.until_signalled(options.parent)
@@ -51,14 +61,24 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def _check_address(host: str, port: int, token: bytes | None) -> None:
+    """Refuse what cannot be served before a run is created or its next epoch written."""
+    Server(host, port, token, queue.Queue(1), _no_payload).close()
+
+
+def _no_payload(message: object) -> int:
+    raise ProtocolError(f"{type(message).__name__} before the run is open")
+
+
 def open_run(root: Path, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> Store:
-    """The run in this directory, created if it holds none."""
+    """The run in this directory, created if it holds none; bad input is refused before anything is written."""
+    first = None if os.path.isdir(root / "tape") else _first(genesis, options, overrides)
     store = Store.open(root)
     try:
         if store.records:
             _check_resume(store, genesis, options, overrides)
             return store
-        _create(store, genesis, options, overrides)
+        model.create_run(store, *(first or _first(genesis, options, overrides)), time.time())
     except BaseException:
         store.close()
         raise
@@ -82,17 +102,17 @@ def _check_resume(store: Store, genesis: Path | None, options: object, overrides
             )
 
 
-def _create(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:
+def _first(genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> First:
+    """The configuration, layout and first values of a new run."""
     base = configs.PRESETS[getattr(options, "preset", "default")]()
     config = configs.validate(configs.resolve(base, getattr(options, "config", None), overrides))
     shape_of(config.model)
     if genesis is not None:
-        model.create_run(store, config, *model.read_genesis(genesis), time.time())
-        return
+        return config, *model.read_genesis(genesis)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "genesis.safetensors"
         make_genesis(config, made)
-        model.create_run(store, config, *model.read_genesis(made), time.time())
+        return config, *model.read_genesis(made)
 
 
 def make_genesis(config: configs.Config, path: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from skerry import algo, cli
 from skerry import config as configs
 from skerry.cli import live
+from skerry.cli.export import export
 from skerry.node import model
 from skerry.shell import summary
 from skerry.shell.local import Kill, LocalRun, RunFailed
@@ -58,7 +59,8 @@ def parser(prog: str) -> cli.Parser:
     return p
 
 
-def train(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
+def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: str = "") -> int:
+    """Check, create or resume, run, sum up; `story` opens what is said to a person once nothing is refused."""
     if options.resume is not None:
         run_dir, config, local = _resumed(options, overrides)
     else:
@@ -69,7 +71,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
     judge = _Judge(config, corpus)
     if not options.json:
-        _announce(config, local, judge, run_dir)
+        _announce(story, config, local, judge, run_dir)
     algo.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
         _create(run_dir, config, local, judge)
@@ -82,6 +84,8 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
         raise cli.Refusal(str(error)) from None
     except KeyboardInterrupt:
         print(f"\nskerry: interrupted; go on with: skerry train --resume {run_dir}", file=sys.stderr)
+        if options.json:
+            cli.print_json({"error": "interrupted", "run_dir": str(run_dir)})
         return 130
     result = _finish(run_dir, local, local_run, judge, val_loss_start)
     if options.json:
@@ -95,7 +99,7 @@ def _finish(run_dir: Path, local: Local, done: LocalRun, judge: _Judge, val_loss
     speeds = {f"learner-{i}": speed for i, speed in enumerate(local.speeds)}
     with Store.open(run_dir, readonly=True) as store:
         path = run_dir / "model.safetensors"
-        digest = model.export(store, model.state_of(store), path)
+        digest = export(store, model.state_of(store), path)
         numbers = summary.summarise(summary.tally(store), done.status, done.kills, speeds)
     result = {
         "val_loss_start": val_loss_start,
@@ -158,6 +162,9 @@ def _config(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> co
     }
     given = [(key, value) for key, value in flags.items() if value is not None]
     config = configs.resolve(configs.PRESETS[options.preset](), options.config, [*given, *overrides])
+    for key in ("steps", "tokens", "minutes"):
+        if getattr(options, key) == 0:
+            raise cli.Refusal(f"--{key} 0: a budget is above zero")
     if not (config.run.steps or config.run.tokens or config.run.minutes):
         config = configs.resolve(config, None, [("run.minutes", MINUTES)])
     configs.validate(config)
@@ -200,8 +207,11 @@ def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
 def _fresh_dir(out: Path | None, name: str) -> Path:
     if out is None:
         return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise cli.Refusal(f"--out {out}: is there already and not an empty folder; choose another, or --resume it")
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise cli.Refusal(f"--out {out}: is there already and not an empty folder; choose another, or --resume it")
+    except OSError as error:
+        raise cli.Refusal(f"--out {out}: {error.strerror}; choose another") from None
     return out
 
 
@@ -237,8 +247,10 @@ def _create(run_dir: Path, config: configs.Config, local: Local, judge: _Judge) 
     write_json(run_dir / "local.json", local)
 
 
-def _announce(config: configs.Config, local: Local, judge: _Judge, run_dir: Path) -> None:
+def _announce(story: str, config: configs.Config, local: Local, judge: _Judge, run_dir: Path) -> None:
     speeds = ", ".join(f"{speed:g}" for speed in local.speeds)
+    if story:
+        print(story, file=sys.stderr)
     print(
         f"{judge.parameter_count:,} parameters, {config.data.path}; {len(local.speeds)} learners at speeds {speeds}; "
         f"P={config.sync.num_fragments} H={config.sync.sync_every} K={config.sync.quorum} "

@@ -239,14 +239,17 @@ class LearnerMachine:
         if message.version <= position.base_version:
             return
         if message.base_version not in (FULL, position.base_version):
-            position.want_full = position.base_version == FULL
+            position.want_full |= position.base_version == FULL
             return  # the next report says where this learner stands
         settled = position.outstanding is not None and position.outstanding.seq <= message.settled_seq
         behind = message.version - position.base_version
-        if self.config is not None and position.base_version > FULL and behind > self.config.sync.stale_versions_max:
+        is_stale = self.config is not None and behind > self.config.sync.stale_versions_max
+        if self._fast_forwarding:
+            pass  # all of it is given up at the next boundary
+        elif is_stale and position.base_version > FULL:
             self._fast_forward(f"{behind} versions behind")
             settled = False
-        elif not settled and message.settled_step > position.mark_step and not self._fast_forwarding:
+        elif not settled and message.settled_step > position.mark_step:
             self._fast_forward("work was settled that is not at hand any more")
         take_out = position.outstanding.seq if settled and position.outstanding else 0
         self._do(Adopt(message, take_out))

@@ -26,11 +26,12 @@ class Member:
     fragment_count: int
     connected: bool = True
     report: Report | None = None
+    reported_at: float = 0.0
     stepped_at: float = 0.0
     step_s: float | None = None
     answer_s: float | None = None  # pull to complete contribution
     sent: list[int | None] = field(default_factory=list)  # newest version handed over; None until it says what it has
-    sent_at: list[float] = field(default_factory=list)
+    sent_at: list[float] = field(default_factory=list)  # since when something handed over is not adopted
     sending: set[int] = field(default_factory=set)
     pulled_at: dict[int, float] = field(default_factory=dict)
     told_stop_at: float | None = None
@@ -59,23 +60,30 @@ class Member:
             self.stepped_at = now
         if report.step_s > 0:
             self.step_s = ema(self.step_s, report.step_s)
-        self.report = report
         for p, position in enumerate(report.positions):
             if self.sent[p] is None:
                 self.sent[p] = position.base_version
+            if self.report is not None and position.base_version > self.report.positions[p].base_version:
+                self.sent_at[p] = now
+        self.report, self.reported_at = report, now
         return True
 
+    def hand_over(self, p: int, version: int, now: float) -> None:
+        """A version has left; the time to adopt runs from the first that it still lacks, not from the latest."""
+        if self.report is not None and self.report.positions[p].base_version == self.sent[p]:
+            self.sent_at[p] = now
+        self.sent[p] = version
+
     def heal(self, now: float, resend_s: float) -> None:
-        """Forget what was handed over but, long after, is not there: it will be sent again."""
+        """Forget what was handed over but, by a report from long after, is not there: it will be sent again."""
         assert self.report is not None
         for p, position in enumerate(self.report.positions):
             sent = self.sent[p]
-            if p in self.sending or sent is None or now - self.sent_at[p] < resend_s:
+            if p in self.sending or sent is None or self.reported_at - self.sent_at[p] < resend_s:
                 continue
-            if position.want_full:
-                self.sent[p] = FULL
-            elif position.base_version < sent:
-                self.sent[p] = position.base_version
+            if position.want_full or position.base_version < sent:
+                self.sent[p] = FULL if position.want_full else position.base_version
+                self.sent_at[p] = now
 
     @property
     def step(self) -> int:

@@ -82,6 +82,7 @@ class SyncerMachine:
         self.members: dict[str, Member] = {}
         self.held: list[dict[str, Contribution]] = [{} for _ in state.fragments]
         self.held_bytes: dict[tuple[str, int], int] = {}
+        self._payload_bytes: dict[int, int] = {}  # fragment -> size of its last contribution
         self.rounds: dict[int, Round] = {}
         self.merging: set[int] = set()
         self.pacer = Pacer()
@@ -105,7 +106,7 @@ class SyncerMachine:
 
     def step(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
         """Take one event in; the orders it leads to come out, to be carried out in this order."""
-        self._now = max(now, self._now)
+        self._wake(max(now, self._now))
         self._actions = []
         match event:
             case Started():
@@ -134,10 +135,22 @@ class SyncerMachine:
 
     # ------------------------------------------------------------------------------------------ who is there
 
+    def _wake(self, now: float) -> None:
+        """If this process itself was away, the learners were not heard, which is not the same as stalled."""
+        away_s = now - self._now
+        if away_s > RESEND_S:
+            for member in self.members.values():
+                member.stepped_at += away_s
+        self._now = now
+
     def _join(self, event: Joined) -> None:
         known = self.state.lives.get(event.learner)
         if known is not None and event.process == known.process:
             self._welcome(event.learner, known.life)
+            if self.state.phase == "closed":
+                self._send(self.members[event.learner], Done(self.state.epoch, known.life))
+        elif self.state.phase == "closed":
+            self._do(Dismiss(event.learner, 0, "the run is closed: its budget is spent and everything is settled"))
         elif event.life > 0:
             newest = known.life if known else 0
             self._do(Dismiss(event.learner, 0, _superseded(event.learner, event.life, newest)))
@@ -192,6 +205,10 @@ class SyncerMachine:
         member = self.members.get(report.learner)
         if member is None or member.life != report.life or not member.connected:
             return
+        if any(at.base_version > f.version for at, f in zip(report.positions, self.state.fragments, strict=True)):
+            member.disconnect()  # versions are durable before they are sent, so it is this syncer that lost some
+            self._do(Dismiss(report.learner, report.life, _ahead(report.learner)))
+            return
         if not member.take_report(report, self._now):
             return
         self._see(
@@ -226,10 +243,16 @@ class SyncerMachine:
     def _arrive(self, event: Arrived) -> None:
         c = event.contribution
         member = self.members.get(c.learner)
+        if self.state.phase == "closed":
+            self._count("closed")
+            return
         if member is None or c.life != member.life:
             self._count("old life")
             return
+        self._payload_bytes[c.fragment] = event.payload_bytes
         reason, harmful = self._verdict(event, c)
+        if reason == "full":
+            member.pulled_at.pop(c.fragment, None)  # asked again once there is room
         if reason == "duplicate":
             self._count(reason)
         elif reason:
@@ -251,15 +274,25 @@ class SyncerMachine:
             return event.fault.split(":")[0], True
         if c.from_step < settled.step or c.from_tokens < settled.tokens:
             return "overlap", True
+        if c.from_step == settled.step and c.from_tokens > settled.tokens:
+            return "tokens without steps", True
         if c.steps <= 0 or c.tokens < 0:
             return "no work", True
         if c.base_version > self.state.fragments[c.fragment].version or c.base_version < 0:
             return "unknown base", True
         if held is not None:
             return "one is held", False
-        if sum(self.held_bytes.values()) + event.payload_bytes > self.config.wire.held_bytes_max:
+        if not self._has_room(c.fragment):
             return "full", False
         return "", False
+
+    def _has_room(self, p: int) -> bool:
+        """Within `held_bytes_max`; one fragment is let in beyond it, else full rounds wait for each other for ever."""
+        held_bytes = sum(self.held_bytes.values()) + self._payload_bytes.get(p, 0)
+        if held_bytes <= self.config.wire.held_bytes_max:
+            return True
+        oldest = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q), default=None)
+        return p == (oldest if oldest is not None else min((q for q, held in enumerate(self.held) if held), default=p))
 
     def _hold(self, member: Member, c: Contribution, payload_bytes: int) -> None:
         self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
@@ -328,12 +361,13 @@ class SyncerMachine:
                 self._send_pull(member, p, lossless=False)
 
     def _may_pull(self, member: Member, p: int) -> bool:
-        """It has work on p, none of it held, knows what is settled, and was not just asked."""
+        """It has work on p, none of it held, there is room, it knows what is settled, and was not just asked."""
         assert member.report is not None
         settled = self.state.ledger.settled(member.learner, member.life, p)
         asked = member.pulled_at.get(p)
         return (
             member.learner not in self.held[p]
+            and self._has_room(p)
             and self._unsettled(member, p) > 0
             and member.report.positions[p].mark_step >= settled.step
             and (asked is None or self._now - asked > max(RESEND_S, 4 * (member.answer_s or 0.0)))
@@ -470,8 +504,8 @@ class SyncerMachine:
         if member is None or member.life != event.life or event.fragment not in member.sending:
             return
         member.sending.discard(event.fragment)
-        member.sent[event.fragment] = event.version
-        member.sent_at[event.fragment] = self._now
+        member.hand_over(event.fragment, event.version, self._now)
+        member.heal(self._now, RESEND_S)
         self._publish(member)
 
     # ------------------------------------------------------------------------------------------ the end
@@ -504,7 +538,10 @@ class SyncerMachine:
             self._send(member, Stop(self.state.epoch, member.life))
 
     def _close_out(self, p: int, is_late: bool) -> None:
-        """Merge a fragment's last contributions once everyone who has work on it is in, or the time is over."""
+        """Merge a fragment's last contributions once everyone who has work on it is in, or the time is over.
+
+        One that stands in the way of its learner's very last is merged at once, whoever else is awaited.
+        """
         for member in self._connected():
             if member.is_stopped and self._may_pull(member, p):
                 self._send_pull(member, p, lossless=True)
@@ -513,8 +550,12 @@ class SyncerMachine:
                 if rest:  # it gave this up and will not contribute again
                     self._record(Discarded(tuple(rest), (), self.elapsed_s, 0.0))
         awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
-        if self.held[p] and (is_late or not awaited):
+        if self.held[p] and (is_late or not awaited or any(not self._is_last(c) for c in self.held[p].values())):
             self._merge(p, Decision(True, "the last work"), 1, len(self.held[p]), 0.0)
+
+    def _is_last(self, c: Contribution) -> bool:
+        account = self.state.ledger.account(c.learner, c.life)
+        return c.to_step >= account.step and c.life == self.state.lives[c.learner].life
 
     def _owes(self, member: Member, p: int) -> bool:
         if member.connected and not member.is_stopped:
@@ -591,7 +632,8 @@ class SyncerMachine:
         return member.report.step - max(settled, member.report.positions[p].mark_step)
 
     def _see(self, seen: Seen) -> None:
-        self.state.ledger.see(seen)
+        if self.state.phase != "closed":  # the books are, too: what comes after the end was never produced
+            self.state.ledger.see(seen)
 
     def _seen(self) -> tuple[Seen, ...]:
         return tuple(self.state.ledger.seen(m.learner, m.life) for _, m in sorted(self.members.items()))
@@ -625,6 +667,13 @@ def _superseded(learner: str, life: int, newest: int) -> str:
     return (
         f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
         "give each process its own --name"
+    )
+
+
+def _ahead(learner: str) -> str:
+    return (
+        f"learner {learner} holds a version that this syncer does not know: "
+        "it runs from an older copy of the run directory; restore the newest one"
     )
 
 

@@ -13,7 +13,9 @@ def parse_address(address: str) -> tuple[str, int]:
     """ "skerry://host:port", "host:port", "[::1]:port" or "host"; the port is 7077 if it is not given."""
     text = address.removeprefix("skerry://").rstrip("/")
     host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
-    if not (host or port) or (port and not port.isascii()) or (port and not port.isdigit()):
+    is_port = not port or (port.isascii() and port.isdigit())
+    is_host = ":" not in host or (host.startswith("[") and host.endswith("]"))
+    if not (host or port) or not is_port or not is_host:
         raise WireError(f"{address!r} is no address of a syncer: write host:port")
     return host.strip("[]"), int(port or PORT)
 
@@ -23,4 +25,4 @@ def read_token(file: str | Path) -> bytes:
     try:
         return Path(file).read_bytes().strip()
     except OSError as error:
-        raise WireError(f"{file}: the token cannot be read ({error.strerror})") from None
+        raise WireError(f"{file}: the token cannot be read ({error.strerror}); check --token-file") from None

@@ -31,6 +31,7 @@ from skerry.core.events import (
     Ticked,
     Unlinked,
 )
+from skerry.core.learner import LearnerMachine
 from skerry.node.learner import LearnerNode, Parameters
 from skerry.wire.frames import ProtocolError
 from skerry.wire.tcp import Client
@@ -39,6 +40,7 @@ from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
 INBOX_MAX = 1024
 TICK_S = 0.05
 POLL_S = 0.005  # how often a standing training thread looks for boundary work
+LAST_VERSIONS_S = 2.0  # after the end, for versions still on their way
 WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
 
 log = logging.getLogger("skerry.learner")
@@ -60,6 +62,7 @@ class LearnerShell:
         self._peer: int | None = None
         self._finish = False
         self._stepped_at: float | None = None
+        self._ended_at: float | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="skerry-node", daemon=True)
         self._thread.start()
@@ -101,11 +104,9 @@ class LearnerShell:
             return
         began = time.monotonic()
         self._post(Closing())
-        while not self.node.ended:
+        while not self._is_over(machine):
             limit_s = config.sync.close_timeout_s + 5.0 if machine.is_stop_asked else config.learner.leave_timeout_s
             if time.monotonic() - began > (limit_s if timeout_s is None else timeout_s):
-                break
-            if machine.state == "leaving" and machine.is_settled:
                 break
             if self.node.has_work:
                 self._boundary(0, 0, 0.0)
@@ -113,6 +114,15 @@ class LearnerShell:
         self._boundary(0, 0, 0.0)
         self._post(Gone())
         self._stop()
+
+    def _is_over(self, machine: LearnerMachine) -> bool:
+        """All is settled and nobody asks for more; the word that the run is done may overtake its last versions."""
+        if self.node.refused:
+            return True
+        if self.node.ended and self._ended_at is None:
+            self._ended_at = time.monotonic()
+        is_late = self._ended_at is not None and time.monotonic() - self._ended_at > LAST_VERSIONS_S
+        return is_late or (machine.is_settled and (self.node.ended or machine.state == "leaving"))
 
     def _boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
         self.node.boundary(steps, tokens, step_s, loss)

@@ -116,7 +116,10 @@ class SyncerShell:
         now = time.monotonic()
         record = telemetry.status(self.node.machine, now, self.server.bytes_in, self.server.bytes_out, time.time())
         record |= {"pid": os.getpid(), "address": self.server.address}
-        write_json(self.root / "status.json", record)
+        try:
+            write_json(self.root / "status.json", record)
+        except OSError as error:  # if the disk is full, the store says so at its next commit, and stops
+            log.warning("status.json cannot be written: %s", error.strerror)
 
     # ------------------------------------------------------------------------------------------ wire -> node
 
@@ -192,7 +195,9 @@ class SyncerShell:
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)
-        if who is not None and self.links.get(who) == event.peer:
+        if who is None:
+            log.info("connection that is no learner's ended: %s", event.reason)
+        elif self.links.get(who) == event.peer:
             log.info("%s: %s", who[0], event.reason)
             del self.links[who]
             self.node.handle(Departed(*who), now)

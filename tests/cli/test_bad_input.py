@@ -1,0 +1,613 @@
+"""Bad input: one line on stderr that says what, where and what to do, exit code 2, and nothing written or changed."""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import socket
+import subprocess
+
+import msgspec
+import pytest
+
+from e2e.processes import (
+    OPTIONS,
+    Puppet,
+    Running,
+    Syncer,
+    facts_of,
+    is_hung_up,
+    skerry,
+    stranger,
+    until,
+    write_genesis,
+)
+from skerry import cli
+from skerry.core.events import PROTOCOL, Committed, Contribution, EpochStarted
+from skerry.node.model import state_of
+from skerry.store import Store
+from skerry.wire import frames
+
+HERE = ["--out", "new", "--model", "tiny", "--steps", "5"]  # of a train command that would be good otherwise
+SERVE = ["--run", "new", "--port", "0", "--model.preset", "tiny"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory of a user, holding nothing."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SKERRY_SYNCER", "SKERRY_NAME", "SKERRY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def call(folder, capsys):
+    """Run a command in this process: (exit code, stdout, stderr)."""
+
+    def run(*words):
+        handlers, level = logging.root.handlers[:], logging.root.level
+        try:
+            with pytest.raises(SystemExit) as end:
+                cli.main([str(word) for word in words])
+        finally:
+            logging.root.handlers[:], logging.root.level = handlers, level
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def refused(folder, call):
+    """Run a command that must be refused, with and without --json, and return its one line."""
+
+    def run(*words):
+        before = tree(folder)
+        code, out, err = call(*words)
+        assert (code, out) == (2, "")
+        assert tree(folder) == before, "something was written or changed"
+        line = one_line(err)
+        code, out, err = call(*words, "--json")
+        assert code == 2 and json.loads(out) == {"error": line} and out.count("\n") == 1
+        assert one_line(err) == line and tree(folder) == before
+        return line
+
+    return run
+
+
+def one_line(err):
+    lines = err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("skerry: "), err
+    return lines[0].removeprefix("skerry: ")
+
+
+def tree(root, apart=("status.json", "lock")):
+    """Every path below root with its contents; a syncer's status and lock come and go."""
+    return {p: p.read_bytes() if p.is_file() else None for p in sorted(root.rglob("*")) if p.name not in apart}
+
+
+def write(folder, text, name="run.toml"):
+    file = folder / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+# ---------------------------------------------------------------------------------------------- the command itself
+
+
+def test_no_arguments_and_help_print_the_verbs(call):
+    for words in ([], ["--help"], ["-h"], ["help"]):
+        code, out, err = call(*words)
+        assert (code, err) == (0, "")
+        assert all(f"  {verb} " in out for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help(call, verb):
+    code, out, err = call(verb, "--help")
+    assert (code, err) == (0, "") and out.startswith(f"usage: skerry {verb}")
+
+
+def test_version(call):
+    from skerry import __version__
+
+    assert call("--version") == (0, f"skerry {__version__}\n", "")
+
+
+def test_python_m_skerry_refuses_with_exit_code_2(folder):
+    done = skerry("trian", "--json", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == "skerry: unknown command 'trian': did you mean train?\n"
+    assert json.loads(done.stdout) == {"error": "unknown command 'trian': did you mean train?"}
+
+
+def test_an_unknown_command_lists_the_known_ones(refused):
+    assert refused("fly") == "unknown command 'fly': known are " + ", ".join(cli.VERBS)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "--lerners", "4"], "did you mean --learners?"),
+        (["train", "--kill-lerner=0.5"], "did you mean --kill-learner?"),
+        (["syncer", "--ran", "x"], "--run"),
+        (["train", "extra"], "unknown argument 'extra'"),
+        (["train", "--sync.quorum"], "--sync.quorum: a value is missing"),
+        (["train", "--learners", "four"], "--learners: invalid int value: 'four'"),
+        (["train", "--preset", "papre"], "invalid choice: 'papre' (choose from"),
+        (["export"], "required: RUN_DIR"),
+        (["syncer"], "required: --run"),
+        (["export", "run", "--sync.quorum", "2"], "nothing is configured here"),
+        (["learner", "--sync.quorum", "2"], "configuration comes from its syncer"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read(refused, words, says):
+    assert says in refused(*words)
+
+
+# ---------------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[sync]\nquorom = 2\n", "run.toml: unknown key sync.quorom: did you mean quorum?"),
+        ("[sync]\nxyzzy = 2\n", "run.toml: unknown key sync.xyzzy: known are num_fragments, "),
+        ("[snyc]\nquorum = 2\n", "run.toml: unknown table [snyc]: did you mean sync?"),
+        ("quorum = 2\n", "run.toml: unknown table [quorum]: known are run, model, "),
+        ("sync = 3\n", "run.toml: sync is a table, write [sync] and keys below it"),
+        ("[[sync]]\nquorum = 2\n", "run.toml: sync is a table"),
+        ("[sync\n", "run.toml: is not valid TOML: "),
+        (b"\xff\xfe", "run.toml: is not valid TOML: "),
+        ("[sync]\nquorum = 99\n", "sync.quorum = 99: more than the 4 learners that can exist (run.learners)"),
+        ("[sync]\nquorum = true\n", "sync.quorum = True: expected `int | float`, got `bool`"),
+        ("[sync]\nquorum = 1.0\n", "sync.quorum = 1.0: a number of learners from 1, or a share between 0 and 1"),
+        ("[sync]\ngrace = nan\n", "sync.grace = nan: must be from 0 to 1"),
+        ("[run]\nseed = 1.5\n", "run.seed = 1.5: expected `int`, got `float`"),
+        ("[run]\nname = 'A b'\n", "run.name = 'A b': use 1 to 64 of a-z"),
+        ("[merge]\nrule = 'median'\n", "merge.rule = 'median': "),
+        ("[wire]\ncodec_up = 'int2'\n", "wire.codec_up = 'int2': "),
+        ("[outer]\nlr = -0.3\n", "outer.lr = -0.3: must be from 1e-06 to 10"),
+    ],
+)
+def test_a_config_file_nobody_can_run(folder, refused, text, says):
+    assert says in refused("train", *HERE, "--config", write(folder, text))
+    assert says in refused("syncer", *SERVE, "--run.steps", "5", "--config", folder / "run.toml")
+
+
+def test_a_config_file_that_is_not_there(folder, refused):
+    assert "nosuch.toml: cannot be read (No such file" in refused("train", *HERE, "--config", "nosuch.toml")
+    (folder / "dir.toml").mkdir()
+    assert "dir.toml: cannot be read (Is a directory)" in refused("train", *HERE, "--config", "dir.toml")
+
+
+def test_an_empty_config_file_changes_nothing(folder, refused):
+    write(folder, "")
+    assert "nosuch does not exist" in refused("train", *HERE, "--config", "run.toml", "--data", "nosuch")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sync.quorom", "2"], "command line: unknown key sync.quorom: did you mean quorum?"),
+        (["--snyc.quorum=2"], "command line: unknown table [snyc]: did you mean sync?"),
+        (["--sync.quorum", "5"], "sync.quorum = 5: more than the 4 learners that can exist"),
+        (["--sync.quorum", "0"], "sync.quorum = 0: a number of learners from 1"),
+        (["--sync.quorum", "1e400"], "sync.quorum = '1e400': expected `int | float`"),
+        (["--sync.grace", "NaN"], "sync.grace = 'NaN': expected `float`"),
+        (["--sync.sync_every", "0"], "sync.sync_every = 0: must be from 1 to 1000000"),
+        (["--sync.fragment_sync_delay", "99"], "sync.fragment_sync_delay = 99: longer than sync.sync_every"),
+        (["--sync.warm_share", "0.7", "--sync.ramp_share", "0.7"], "more than the whole run"),
+        (["--learner.step_s", "inf"], "learner.step_s = 'inf': expected `float`"),
+        (["--step-s", "nan"], "learner.step_s = nan: must be from 0 to 3600"),
+        (["--step-s", "-1"], "learner.step_s = -1.0: must be from 0 to 3600"),
+        (["--learners", "0"], "run.learners = 0: must be from 1 to 4096"),
+        (["--seed", "-1"], "run.seed = -1: must be from 0 to"),
+        (["--minutes", "1"], "exactly one of run.tokens, run.steps and run.minutes is the budget, run.steps and"),
+        (["--steps", "0"], "--steps 0: a budget is above zero"),
+        (["--model", "huge"], "model.preset = 'huge': known are tiny, 1m, 3m, 10m"),
+        (["--model.width", "57"], "model.width = 57: must be a multiple of twice model.heads = 2"),
+        (["--speeds", "fast,slow"], "--speeds 'fast,slow': write numbers with commas between them"),
+        (["--speeds", ""], "--speeds '': write numbers"),
+        (["--speeds", "1,nan"], "--speeds '1,nan': each must be from 0.001 to 1000"),
+        (["--speeds", "1,1,1", "--learners", "2"], "--speeds '1,1,1': 3 speeds for 2 learners"),
+        (["--kill-learner", "1.5"], "--kill-learner 1.5: a fraction of the run between 0 and 1"),
+        (["--kill-syncer", "nan"], "--kill-syncer nan: a fraction of the run between 0 and 1"),
+    ],
+)
+def test_options_nobody_can_run(refused, words, says):
+    assert says in refused("train", *HERE, *words)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "-1"])
+def test_a_time_budget_is_a_number(refused, minutes):
+    assert "run.minutes = " in refused("train", "--out", "new", "--minutes", minutes)
+
+
+# ---------------------------------------------------------------------------------------------- data and directories
+
+
+def test_data_that_holds_too_little(folder, refused):
+    (folder / "empty").mkdir()
+    write(folder, "", "empty.txt")
+    write(folder, "hi", "small.txt")
+    assert "nosuch does not exist; name a text file" in refused("train", *HERE, "--data", "nosuch")
+    assert "empty holds no text" in refused("train", *HERE, "--data", "empty")
+    assert "empty.txt holds no text" in refused("train", *HERE, "--data", "empty.txt")
+    assert "neither a file nor a folder" in refused("train", *HERE, "--data", "/dev/null")
+    line = refused("train", *HERE, "--data", "small.txt")
+    assert line.startswith("small.txt holds 2 bytes of text, too few for a context of 64: at least ")
+
+
+def test_out_that_is_taken(folder, refused):
+    (folder / "full").mkdir()
+    write(folder, "mine", "full/notes.txt")
+    for out in ("full", "full/notes.txt"):
+        assert f"--out {out}: is there already" in refused("train", "--steps", "5", "--out", out)
+    assert "File name too long" in refused("train", "--steps", "5", "--out", "x" * 300)
+
+
+def test_a_run_directory_that_cannot_be_one(folder, refused):
+    write(folder, "mine", "file")
+    write_genesis(folder / "genesis")
+    serve = ["syncer", "--port", "0", "--run.steps", "5", "--genesis", "genesis", "--run"]
+    assert "/file: Not a directory; choose a directory" in refused(*serve, "file")
+    assert "Not a directory; choose a directory" in refused(*serve, "file/below")
+    assert "File name too long" in refused(*serve, "x" * 300)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_run_directory_without_permission(folder, refused):
+    (folder / "locked").mkdir(mode=0o500)
+    write_genesis(folder / "genesis")
+    words = ["syncer", "--port", "0", "--run.steps", "5", "--genesis", "genesis", "--run", "locked"]
+    assert "Permission denied; check its owner and permissions" in refused(*words)
+
+
+def test_resume_of_nothing(folder, refused):
+    (folder / "empty").mkdir()
+    write(folder, "mine", "file")
+    for verb in ("train", "demo"):
+        assert "nosuch holds no store: check the path" in refused(verb, "--resume", "nosuch")
+    assert "empty holds no store: check the path" in refused("train", "--resume", "empty")
+    assert "Not a directory; choose a directory" in refused("train", "--resume", "file")
+
+
+def test_export_of_nothing_and_to_nowhere(folder, refused, stopped_run):
+    (folder / "empty").mkdir()
+    assert "nosuch holds no store: check the path" in refused("export", "nosuch")
+    assert "empty holds no store: check the path" in refused("export", "empty")
+    assert "--out empty: is a folder; name a file in it" in refused("export", stopped_run, "--out", "empty")
+    assert "--out nosuch/model: nosuch is not a folder" in refused("export", stopped_run, "--out", "nosuch/model")
+
+
+def test_a_genesis_that_is_no_model(folder, refused):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    serve = ["syncer", "--run", "new", "--port", "0", "--run.steps", "5", "--genesis"]
+    write(folder, "not a model", "junk")
+    save_file({"w": np.array([1, np.nan], np.float32)}, folder / "nan")
+    save_file({"w": np.zeros(2, np.float64)}, folder / "double")
+    save_file({}, folder / "nothing")
+    assert "nosuch: no such file; write one with skerry.save_genesis" in refused(*serve, "nosuch")
+    assert "junk: is not a readable safetensors file" in refused(*serve, "junk")
+    assert "nan: parameter w holds values that are not finite" in refused(*serve, "nan")
+    assert "double: parameter w is float64; a genesis holds float32" in refused(*serve, "double")
+    assert "nothing: a layout needs at least one tensor" in refused(*serve, "nothing")
+
+
+# ---------------------------------------------------------------------------------------------- runs that are there
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    """A run of the small model with a few merges, its syncer ended by SIGTERM."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with Syncer(folder) as syncer:
+        with Puppet(syncer.port) as puppet:
+            while puppet.merge_once() < 2:
+                pass
+        syncer.process.terminate()
+        assert syncer.wait() == 0
+    return syncer.run_dir
+
+
+def test_a_run_goes_on_only_with_its_own_configuration(folder, refused, stopped_run):
+    write(folder, "")
+    before = tree(stopped_run)
+    for words in (["--sync.quorum", "1"], ["--config", "run.toml"]):
+        assert "goes on with its own configuration" in refused("syncer", "--run", stopped_run, "--port", "0", *words)
+    for words in (["--sync.quorum", "1"], ["--learners", "2"], ["--seed", "3"]):
+        assert f"leave {words[0]} out" in refused("train", "--resume", stopped_run, *words)
+    assert tree(stopped_run) == before
+
+
+def test_a_run_directory_of_another_model_names_the_first_difference(folder, refused, stopped_run):
+    before = tree(stopped_run)
+    write_genesis(folder / "wide", {"emb.weight": (32, 8), "mlp.bias": (17,), "mlp.weight": (17, 8)})
+    write_genesis(folder / "more", {"emb.weight": (32, 8), "mlp.bias": (16,), "mlp.weight": (16, 8), "mlp.z": (3,)})
+    serve = ["syncer", "--run", stopped_run, "--port", "0", "--genesis"]
+    line = refused(*serve, "wide")
+    assert "holds a run of another model: mlp.bias: shape (17,) here, (16,) there" in line
+    assert "mlp.z is missing there" in refused(*serve, "more")
+    assert tree(stopped_run) == before
+
+
+def test_a_closed_run_is_neither_served_nor_resumed(folder, refused):
+    with Syncer(folder, options=[*OPTIONS, "--run.steps=4", "--sync.close_timeout_s=0.1"]) as syncer:
+        with Puppet(syncer.port) as puppet, contextlib.suppress(AssertionError):
+            puppet._step_until(lambda _: False)  # until the syncer says Done or hangs up
+        assert syncer.wait() == 0
+    before = tree(syncer.run_dir)
+    assert "this run is closed; export it" in refused("syncer", "--run", syncer.run_dir, "--port", "0")
+    assert "this run is closed; export it" in refused("train", "--resume", syncer.run_dir)
+    assert tree(syncer.run_dir) == before
+
+
+# ---------------------------------------------------------------------------------------------- a live syncer
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with Syncer(tmp_path_factory.mktemp("live")) as syncer:
+        yield syncer
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A live syncer that requires a token."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "token").write_text("correct horse\n")
+    with Syncer(folder, "--token-file", folder / "token") as syncer:
+        syncer.token_file = folder / "token"
+        yield syncer
+
+
+def test_a_run_directory_in_use_names_the_process(refused, live):
+    line = refused("syncer", "--run", live.run_dir, "--port", "0")
+    assert line == f"{live.run_dir} is in use by process {live.process.pid}: stop it, or choose another directory"
+
+
+def test_a_port_in_use_is_refused_before_anything_is_written(refused, live, stopped_run):
+    before = tree(stopped_run)
+    says = f"127.0.0.1:{live.port} is in use: stop what listens there, or pass another port"
+    assert refused("syncer", "--run", stopped_run, "--port", live.port) == says  # no epoch on the tape
+    assert refused("syncer", *SERVE, "--run.steps", "5", "--port", live.port) == says  # no run
+    assert tree(stopped_run) == before
+    assert "--port 99999: must be from 0 to 65535" in refused("syncer", *SERVE, "--port", "99999")
+
+
+def test_beyond_loopback_a_token_is_required(folder, refused):
+    write(folder, "\n", "empty")
+    serve = ["syncer", *SERVE, "--run.steps", "5"]
+    assert "can be reached from other machines: pass --token-file" in refused(*serve, "--host", "0.0.0.0")
+    assert "cannot listen on nosuch.invalid:0" in refused(*serve, "--host", "nosuch.invalid")
+    assert "the token is empty" in refused(*serve, "--token-file", "empty")
+    assert "nosuch: the token cannot be read (No such file" in refused(*serve, "--token-file", "nosuch")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no syncer: give --syncer host:port or set SKERRY_SYNCER"),
+        (["--syncer", "::"], "is no address of a syncer"),
+        (["--syncer", "host:port"], "'host:port' is no address of a syncer: write host:port"),
+        (["--syncer", "127.0.0.1:99999"], "127.0.0.1:99999 is no address of a syncer"),
+        (["--syncer", "127.0.0.1:1", "--speed", "nan"], "--speed nan: must be from 0.001 to 1000"),
+        (["--syncer", "127.0.0.1:1", "--speed", "inf"], "--speed inf: must be from 0.001 to 1000"),
+        (["--syncer", "127.0.0.1:1", "--threads", "0"], "--threads 0: must be from 1"),
+        (["--syncer", "127.0.0.1:1", "--token-file", "nosuch"], "nosuch: the token cannot be read"),
+    ],
+)
+def test_a_learner_that_cannot_dial(refused, words, says):
+    assert says in refused("learner", *words)
+
+
+def test_a_learner_with_a_wrong_or_missing_token(folder, call, guarded, live):
+    write(folder, "wrong horse", "wrong")
+    for syncer, words, says in (
+        (guarded, ["--token-file", "wrong"], "wrong token: pass --token-file with a copy of the syncer's"),
+        (guarded, [], "this syncer requires a token: pass --token-file"),
+        (live, ["--token-file", "wrong"], "this syncer has no token: leave --token-file out"),
+    ):
+        code, out, err = call("learner", "--syncer", f"127.0.0.1:{syncer.port}", *words, "--json")
+        assert code == 2 and says in json.loads(out)["error"]
+        assert says in one_line(err)
+    with Puppet(guarded.port, token=b"correct horse") as puppet:  # and with the right one all is well
+        assert puppet.merge_once() >= 1
+
+
+def test_a_learner_name_nobody_can_write(live):
+    with pytest.raises(AssertionError, match="learner name 'Big One': use 1 to 64 of a-z"):
+        Puppet(live.port, name="Big One")
+
+
+def test_a_learner_whose_model_differs_is_told_the_first_parameter(live):
+    torch = pytest.importorskip("torch")
+    import skerry
+    from skerry.shell.learner import RefusedError
+
+    model = torch.nn.ModuleDict({"emb": torch.nn.Embedding(32, 8), "mlp": torch.nn.Linear(8, 17)})
+    with pytest.raises(RefusedError) as refusal:
+        skerry.Learner(model, syncer=f"127.0.0.1:{live.port}", name="other")
+    assert str(refusal.value) == (
+        "the model differs from the run's: mlp.bias: shape (17,) here, (16,) there (here: the learner, there: the run)"
+    )
+
+
+def test_nan_in_a_contribution_is_refused_whole_counted_and_named(tmp_path):
+    with Syncer(tmp_path) as syncer, Puppet(syncer.port, name="sick") as puppet:
+        fragment = puppet.pulled()
+        before = committed(syncer.run_dir)
+        puppet.contribute(fragment, float("nan"))
+        assert puppet.rejected().reason.startswith("not finite")
+        until(lambda: syncer.status["refused"] == {"not finite": 1}, "the refusal in the status")
+        assert f"refused contribution of sick to fragment {fragment}: not finite" in syncer.said
+        assert committed(syncer.run_dir) == before
+        assert puppet.merge_once() >= 1  # the run goes on, and what it merges is finite
+        rows = [row for fact in facts_of(syncer.run_dir) if isinstance(fact, Committed) for row in fact.rows]
+        assert any(row.fate == "merged" for row in rows)
+        assert 1 not in {row.seq for row in rows if row.fragment == fragment}
+
+
+def committed(run_dir):
+    return [(fact.fragment, fact.version) for fact in facts_of(run_dir) if isinstance(fact, Committed)]
+
+
+# ---------------------------------------------------------------------------------------------- junk on the port
+
+
+JUNK = {
+    "noise": bytes(range(1, 256)) * 16,
+    "zeros": bytes(4096),
+    "http": b"GET / HTTP/1.1\r\nHost: skerry\r\n\r\n",
+    "tls": bytes.fromhex("1603010200010001fc0303") + bytes(506),
+    "a frame of 4 GB": frames._header(frames.HANDSHAKE, 0xFFFFFFFF, 0),
+    "a message before the handshake": frames._frame(frames.MESSAGE, msgspec.msgpack.encode("hello")),
+    "a handshake that is none": frames._frame(frames.HANDSHAKE, b"\xc1\xc1\xc1"),
+    "a wrong checksum": frames._header(frames.HANDSHAKE, 4, 1) + b"junk",
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+def test_junk_is_hung_up_on_while_a_run_goes_on(live, junk):
+    with Puppet(live.port) as puppet:
+        version = puppet.merge_once()
+        with stranger(live.port) as sock:
+            sock.sendall(junk)
+            assert is_hung_up(sock)
+        while puppet.merge_once() <= version:
+            pass
+    assert live.process.poll() is None
+
+
+def test_a_truncated_frame_and_silence_leave_the_run_unharmed(live):
+    proof = frames.encode(frames.Proof(PROTOCOL, bytes(32), b""))
+    with Puppet(live.port) as puppet, stranger(live.port) as silent, stranger(live.port) as half:
+        half.sendall(proof[: len(proof) // 2])
+        half.shutdown(socket.SHUT_WR)
+        assert is_hung_up(half)
+        assert puppet.merge_once() >= 1
+        assert is_hung_up(silent)  # by the deadline of the handshake
+        assert puppet.merge_once() >= 1
+    assert live.process.poll() is None
+
+
+def test_a_payload_that_claims_10_gb_is_dropped_and_never_allocated(live):
+    with Puppet(live.port) as puppet:
+        puppet.merge_once()
+        before = peak_bytes(live.process.pid)
+        control, bulk = admitted(live.port)
+        with control, bulk:
+            claim = Contribution("big", 1, 1, 0, 0, 0, 0, 1, 1, "fp32", bytes(16))
+            bulk.sendall(frames._frame(frames.BULK, msgspec.msgpack.encode((1, 10 << 30, claim))))
+            assert is_hung_up(bulk) and is_hung_up(control)
+        assert puppet.merge_once() >= 1
+    assert live.process.poll() is None
+    assert peak_bytes(live.process.pid) - before < 1 << 30
+    assert "10737418240" in live.said  # the claim is in the log
+
+
+def admitted(port):
+    """A control and a bulk connection that have passed the handshake by hand."""
+    control = stranger(port)
+    parser = frames.Parser(frames.learner_dialect(lambda message: 0))
+    heard(control, parser, frames.Challenge)
+    control.sendall(frames.encode(frames.Proof(PROTOCOL, bytes(32), b"")))
+    session = heard(control, parser, frames.Attached).session
+    bulk = stranger(port)
+    parser = frames.Parser(frames.learner_dialect(lambda message: 0))
+    heard(bulk, parser, frames.Challenge)
+    bulk.sendall(frames.encode(frames.Attach(PROTOCOL, bytes(32), session, b"")))
+    heard(bulk, parser, frames.Attached)
+    return control, bulk
+
+
+def heard(sock, parser, kind):
+    while data := sock.recv(1):  # a byte at a time: nothing behind the handshake is taken
+        for item in parser.feed(data):
+            assert isinstance(item, kind), item
+            return item
+    raise AssertionError(f"hung up before {kind.__name__}")
+
+
+def peak_bytes(pid):
+    with open(f"/proc/{pid}/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+# ---------------------------------------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a few megabytes, or None where we may not mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except OSError:
+        mounted = False
+    yield disk if mounted else None
+    if mounted:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_stops_the_syncer_with_committed_state_intact(tmp_path, small_disk):
+    run_dir = (small_disk or tmp_path) / "run"
+    with Syncer(tmp_path, run_dir=run_dir) as syncer, Puppet(syncer.port) as puppet:
+        puppet.merge_once()
+        if small_disk:
+            fill(small_disk / "filler")
+        else:  # no mount here: the tape, larger than the log, may grow no further
+            size = (run_dir / "tape" / "000001.seg").stat().st_size
+            resource.prlimit(syncer.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        before = committed(run_dir)
+        puppet.contribute(puppet.pulled())
+        assert syncer.wait() == 2
+    (line,) = syncer.refusals
+    assert "Traceback" not in syncer.said
+    if small_disk:
+        assert "the disk is full" in line and "committed state is intact: free space and restart" in line
+    after = committed(run_dir)
+    assert after == before
+    with Store.open(run_dir, readonly=True) as store:  # whatever was committed is there, whole
+        state = state_of(store)
+        assert all(store.get(fragment.file) for fragment in state.fragments)
+    if small_disk:
+        (small_disk / "filler").unlink()
+    with Syncer(tmp_path, run_dir=run_dir) as syncer, Puppet(syncer.port) as puppet:
+        assert puppet.merge_once() >= 1
+    assert len(committed(run_dir)) > len(after)
+    assert [f.epoch for f in facts_of(run_dir) if isinstance(f, EpochStarted)] == [1, 2]
+
+
+def fill(file):
+    """Write until there is no room left, the last bytes one by one."""
+    with file.open("wb", buffering=0) as filler:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while filler.write(bytes(size)) == size:
+                    pass
+
+
+def test_export_to_a_full_disk_is_one_line_and_leaves_no_half_a_model(small_disk, stopped_run):
+    if small_disk is None:
+        pytest.skip("mounting a small file system is not allowed here")
+    fill(small_disk / "filler")
+    done = skerry("export", stopped_run, "--out", small_disk / "model")
+    assert done.returncode == 2 and "cannot be written" in one_line(done.stderr)
+    assert sorted(path.name for path in small_disk.iterdir()) == ["filler"]
+
+
+def test_a_run_that_cannot_be_made_leaves_one_line(folder):
+    """A lone syncer whose first values cannot be written says so once and exits with 2."""
+    with Running(folder, "syncer", "--run", "/proc/skerry", "--port", "0", "--run.steps", "5", "--genesis",
+                 write_genesis(folder / "genesis")) as syncer:  # fmt: skip
+        assert syncer.wait() == 2
+    assert len(syncer.said.splitlines()) == 1 and len(syncer.refusals) == 1

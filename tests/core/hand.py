@@ -1,0 +1,284 @@
+"""Machines driven by hand: a syncer whose merges are done on the spot, a learner whose boundaries are passed by call.
+
+`Desk` plays everything around one SyncerMachine: it makes facts durable, finishes merges and sends, and keeps for each
+learner what it would report. `Bench` does the same for one LearnerMachine. Both return the actions of a call, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from skerry import config as configs
+from skerry.core.events import (
+    FULL,
+    Adopt,
+    Arrived,
+    Boundary,
+    Committed,
+    Contribute,
+    Contribution,
+    Departed,
+    EpochStarted,
+    FastForward,
+    FragmentPosition,
+    Joined,
+    Merge,
+    MergeDone,
+    Prepared,
+    Publication,
+    PublicationSent,
+    Publish,
+    Pull,
+    Record,
+    Report,
+    Reported,
+    RunCreated,
+    Snapshot,
+    Started,
+    Taken,
+    Ticked,
+    Told,
+    Welcome,
+)
+from skerry.core.learner import LearnerMachine
+from skerry.core.state import fold
+from skerry.core.syncer import SyncerMachine
+from skerry.node.model import decode_fact
+
+TOKENS_PER_STEP = 10
+
+
+def config_of(run: dict | None = None, **sync) -> configs.Config:
+    """Two fragments, H = 4, fixed, K = 1, no grace; a budget nobody reaches."""
+    defaults = {"num_fragments": 2, "sync_every": 4, "fragment_sync_delay": 2, "quorum": 1, "policy": "fixed"}
+    return configs.Config(
+        run=configs.Run(**({"learners": 3, "steps": 10**6} | (run or {}))),
+        sync=configs.Sync(**(defaults | {"grace": 0.0} | sync)),
+    )
+
+
+@dataclass
+class Peer:
+    """A learner as its own reports describe it."""
+
+    process: str
+    life: int = 0
+    number: int = 0
+    seq: int = 0
+    step: int = 0
+    versions: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+
+
+class Desk:
+    def __init__(self, config: configs.Config | None = None, **sync) -> None:
+        self.config = config or config_of(**sync)
+        self.count = self.config.sync.num_fragments
+        self.now = 0.0
+        self.peers: dict[str, Peer] = {}
+        self.adopts = True  # learners adopt what is published at once
+        zero = tuple(b"0" for _ in range(self.count))
+        files = tuple(f"{p}.0" for p in range(self.count))
+        genesis = RunCreated("run", configs.encode(self.config), b"", files, zero, 0.0)
+        self.tape = [msgspec.msgpack.encode(genesis)]
+        self.start()
+
+    def start(self) -> list[object]:
+        """A syncer process begins (again): all it knows is on the tape."""
+        state = fold(decode_fact(record) for record in self.tape)
+        started = EpochStarted(state.epoch + 1, 0.0)
+        self.tape.append(msgspec.msgpack.encode(started))
+        state.apply(started)
+        self.machine = SyncerMachine(self.config, state, self.now)
+        return self.step(Started())
+
+    def step(self, event: object) -> list[object]:
+        """One event and all that follows from it; what must be durable is, in the order of the list."""
+        events, seen = deque([event]), []
+        while events:
+            for action in self.machine.step(events.popleft(), self.now):
+                seen.append(action)
+                match action:
+                    case Record():
+                        self.tape.append(msgspec.msgpack.encode(action.fact))
+                    case Merge():
+                        fact = self.committed(action)
+                        self.tape.append(msgspec.msgpack.encode(fact))
+                        events.append(MergeDone(fact))
+                    case Publish():
+                        peer = self.peers[action.learner]
+                        if self.adopts:
+                            peer.versions[action.fragment] = action.version
+                            peer.marks[action.fragment] = max(peer.marks[action.fragment], action.settled_step)
+                        events.append(PublicationSent(action.learner, action.life, action.fragment, action.version))
+        self.machine.state.ledger.check()
+        return seen
+
+    def committed(self, m: Merge) -> Committed:
+        state = self.machine.state
+        return Committed(
+            epoch=state.epoch,
+            fragment=m.fragment,
+            version=m.version,
+            file=f"{m.fragment}.{m.version}",
+            digest=str(m.version).encode(),
+            parent=state.fragments[m.fragment].digest,
+            rule=m.rule,
+            outer=m.outer,
+            lr=m.lr,
+            momentum=m.momentum,
+            codec="fp32",
+            sync_every=m.sync_every,
+            quorum=m.quorum,
+            phase=m.phase,
+            reason=m.reason,
+            ready=m.ready,
+            weights=(),
+            rows=m.rows,
+            seen=m.seen,
+            progress=m.progress,
+            open_s=m.open_s,
+            elapsed_s=m.elapsed_s,
+            at=0.0,
+        )
+
+    # what learners do
+
+    def join(self, name: str, process: str = "", life: int = 0) -> list[object]:
+        process = process or f"{name}1"
+        actions = self.step(Joined(name, process, life))
+        for action in actions:
+            message = getattr(action, "message", None)
+            if isinstance(message, Welcome) and message.learner == name:
+                known = self.peers.get(name)
+                if known is None or known.life != message.life:
+                    self.peers[name] = Peer(process, message.life, 0, 0, 0, [FULL] * self.count, [0] * self.count)
+        return actions
+
+    def ready(self, *names: str) -> None:
+        """Join, be handed every fragment, adopt, and say so."""
+        for name in names:
+            self.join(name)
+            self.report(name, 0)
+            self.report(name, 0)
+
+    def report(self, name: str, step: int, state: str = "training", step_s: float = 1.0, **at) -> list[object]:
+        peer = self.peers[name]
+        peer.number, peer.step = peer.number + 1, step
+        peer.marks = list(at.get("marks", peer.marks))
+        peer.versions = list(at.get("versions", peer.versions))
+        positions = tuple(
+            FragmentPosition(version, mark, mark * TOKENS_PER_STEP, 0)
+            for version, mark in zip(peer.versions, peer.marks, strict=True)
+        )
+        tokens = step * TOKENS_PER_STEP
+        return self.step(
+            Reported(Report(name, peer.life, peer.number, step, tokens, step_s if step else 0.0, state, positions))
+        )
+
+    def contribution(self, name: str, p: int, to: int | None = None, **changes) -> Contribution:
+        peer = self.peers[name]
+        peer.seq += 1
+        at, to = peer.marks[p], peer.step if to is None else to
+        fields = {
+            "learner": name,
+            "life": peer.life,
+            "seq": peer.seq,
+            "fragment": p,
+            "base_version": max(0, peer.versions[p]),
+            "from_step": at,
+            "from_tokens": at * TOKENS_PER_STEP,
+            "to_step": to,
+            "to_tokens": to * TOKENS_PER_STEP,
+            "codec": "fp32",
+            "digest": b"",
+        }
+        return Contribution(**(fields | changes))
+
+    def arrive(self, c: Contribution, fault: str = "", payload_bytes: int = 10) -> list[object]:
+        return self.step(Arrived(c, payload_bytes, fault))
+
+    def contribute(self, name: str, p: int, to: int | None = None) -> list[object]:
+        return self.arrive(self.contribution(name, p, to))
+
+    def depart(self, name: str) -> list[object]:
+        return self.step(Departed(name, self.peers[name].life))
+
+    def wait(self, seconds: float) -> list[object]:
+        """Time passes in ticks of half a second; what was done in them, together."""
+        actions, end = [], self.now + seconds
+        while self.now < end - 1e-9:
+            self.now = min(end, self.now + 0.5)
+            actions += self.step(Ticked())
+        return actions
+
+
+class Bench:
+    """One LearnerMachine in life 1, on version 0 of every fragment."""
+
+    def __init__(self, **sync) -> None:
+        config = config_of(**sync)
+        self.now = 0.0
+        self.machine = LearnerMachine("a", config, config.sync.num_fragments)
+        self.snapshots: set[int] = set()
+        self.fast_forward = False
+        self.welcome()
+        for p in range(config.sync.num_fragments):
+            self.publish(p, 0, base_version=FULL)
+
+    def step(self, event: object) -> list[object]:
+        events, seen = deque([event]), []
+        while events:
+            for action in self.machine.step(events.popleft(), self.now):
+                seen.append(action)
+                match action:
+                    case Snapshot():
+                        self.snapshots.add(action.fragment)
+                    case Adopt():
+                        at = action.publication
+                        events.append(Prepared(at.fragment, at.version, action.take_out))
+                    case FastForward():
+                        self.fast_forward = True
+        return seen
+
+    def welcome(self, life: int = 1, epoch: int = 1) -> list[object]:
+        return self.step(Told(Welcome("run", epoch, "a", life, 0, b"", 0, 0, 0.0)))
+
+    def boundary(self, steps: int = 1) -> list[object]:
+        self.now += 1.0
+        taken = tuple(Taken(p, self.machine.positions[p].base_version) for p in sorted(self.snapshots))
+        dropped, self.fast_forward, self.snapshots = self.fast_forward, False, set()
+        return self.step(Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, dropped))
+
+    def pull(self, p: int, settled_seq: int = 0, epoch: int = 1, lossless: bool = False) -> list[object]:
+        return self.step(Told(Pull(epoch, self.machine.life, p, settled_seq, lossless, 0.0)))
+
+    def publish(
+        self, p: int, version: int, settled_seq: int = 0, settled_step: int = 0, base_version: int | None = None
+    ) -> list[object]:
+        base = version - 1 if base_version is None else base_version
+        life = self.machine.life
+        return self.step(Told(Publication(1, life, p, version, base, "fp32", b"", settled_seq, settled_step, 0.0)))
+
+    def contribute(self, p: int) -> Contribution:
+        self.pull(p)
+        return only(self.boundary(), Contribute).contribution
+
+
+def of(actions: list[object], kind: type) -> list:
+    """The actions of a kind; messages count as what they say."""
+    return [a for a in actions if isinstance(a, kind)] + [
+        a.message for a in actions if isinstance(getattr(a, "message", None), kind)
+    ]
+
+
+def only(actions: list[object], kind: type):
+    found = of(actions, kind)
+    assert len(found) == 1, (kind.__name__, actions)
+    return found[0]
+
+
+__all__ = ["Bench", "Desk", "config_of", "of", "only"]

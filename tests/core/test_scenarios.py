@@ -1,0 +1,176 @@
+"""Golden transcripts: scenarios/*.txt hold commands, each with everything the syncer ordered in answer.
+
+SKERRY_REWRITE=1 writes the transcripts anew; the diff is what is reviewed. Commands (steps count inner steps):
+
+    config KEY=VALUE ...      settings of [sync]; `steps` is the budget
+    join A [process] [life]   a learner says hello
+    report A STEP [state]     its whole position, having adopted what was published to it
+    contribute A P [STEP]     its work on fragment P up to STEP (its last report) arrives
+    again A P                 the last contribution of A to P arrives once more
+    depart A                  its link is gone
+    wait SECONDS              time passes, in ticks of half a second
+    crash                     the syncer's process ends and another takes over
+    deaf, hearing             learners do not, or do again, adopt what is published
+    ledger                    the books
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from core.hand import Desk, config_of
+from skerry.core.events import (
+    FULL,
+    Committed,
+    Contribution,
+    Discarded,
+    Dismiss,
+    Done,
+    Finish,
+    Hold,
+    LifeStarted,
+    Merge,
+    PhaseChanged,
+    Publish,
+    Pull,
+    Record,
+    Rejected,
+    Row,
+    Send,
+    Stop,
+    Welcome,
+)
+
+FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_scenario(file):
+    written = file.read_text()
+    played = play(written)
+    if os.environ.get("SKERRY_REWRITE"):
+        file.write_text(played)
+    else:
+        assert played == written, "SKERRY_REWRITE=1 writes it anew; then read the diff"
+
+
+def play(text: str) -> str:
+    """The same text with what the commands lead to below each."""
+    stage, out = Stage(), []
+    for line in text.splitlines():
+        if line.startswith("#") or not line.strip():
+            out.append(line)
+        elif not line.startswith(" "):
+            out.append(line)
+            out += [f"    {said}" for said in stage.do(*line.split())]
+    return "\n".join(out) + "\n"
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.last: dict[tuple[str, int], Contribution] = {}
+
+    def do(self, verb: str, *words: str) -> list[str]:
+        desk = self.desk
+        match verb, words:
+            case "config", _:
+                values = {k: float(v) if "." in v else int(v) for k, v in (w.split("=") for w in words)}
+                steps = values.pop("steps", 10**6)
+                self.desk = Desk(config_of({"steps": steps, "learners": 2}, **values))
+                return []
+            case "join", (name, *rest):
+                return said(desk.join(name, rest[0] if rest else "", int(rest[1]) if rest[1:] else 0))
+            case "report", (name, step, *state):
+                return said(desk.report(name, int(step), *state))
+            case "contribute", (name, p, *to):
+                c = self.last[name, int(p)] = desk.contribution(name, int(p), int(to[0]) if to else None)
+                return said(desk.arrive(c))
+            case "again", (name, p):
+                return said(desk.arrive(self.last[name, int(p)]))
+            case "depart", (name,):
+                return said(desk.depart(name))
+            case "wait", (seconds,):
+                return said(desk.wait(float(seconds)))
+            case "crash", ():
+                return said(desk.start())
+            case ("deaf" | "hearing"), ():
+                desk.adopts = verb == "hearing"
+                return []
+            case "ledger", ():
+                return books(desk)
+        raise AssertionError(f"no such command: {verb} {words}")
+
+
+def said(actions: list[object]) -> list[str]:
+    return [line for action in actions for line in describe(action)] or ["nothing"]
+
+
+def describe(action: object) -> list[str]:
+    match action:
+        case Record(fact):
+            return [f"record {describe_fact(fact)[0]}", *describe_fact(fact)[1:]]
+        case Send():
+            return [f"send {action.learner}.{action.life} {describe_message(action.message)}"]
+        case Hold():
+            return [f"hold {action.learner}'s contribution {action.seq} to fragment {action.fragment}"]
+        case Publish():
+            base = "whole" if action.base_version == FULL else f"on {action.base_version}"
+            settled = f"settled {action.settled_seq} up to step {action.settled_step}"
+            to = f"{action.learner}.{action.life}"
+            return [f"publish fragment {action.fragment} version {action.version} ({base}) to {to}, {settled}"]
+        case Merge():
+            how = f"{action.phase}: {action.rule}, {action.outer} {action.lr:g}/{action.momentum:g}"
+            head = f"merge fragment {action.fragment} to version {action.version} ({action.reason}; {how})"
+            return [head, *(f"  {describe_row(row)}" for row in action.rows)]
+        case Dismiss():
+            return [f"dismiss {action.learner}.{action.life}: {action.reason}"]
+        case Finish():
+            return [f"finish: {action.reason}"]
+    raise AssertionError(action)
+
+
+def describe_fact(fact: object) -> list[str]:
+    match fact:
+        case LifeStarted():
+            return [f"life {fact.life} of {fact.learner} (process {fact.process})"]
+        case Discarded():
+            return ["discarded", *(f"  {describe_row(row)}" for row in fact.rows)]
+        case PhaseChanged():
+            return [f"phase {fact.phase}"]
+        case Committed():
+            return [f"fragment {fact.fragment} version {fact.version}"]
+    raise AssertionError(fact)
+
+
+def describe_message(message: object) -> str:
+    match message:
+        case Welcome():
+            return f"welcome, epoch {message.epoch}, {message.prior_steps} steps in earlier lives"
+        case Pull():
+            kind = "lossless pull" if message.lossless else "pull"
+            return f"{kind} of fragment {message.fragment}, settled {message.settled_seq}"
+        case Rejected():
+            return f"rejected {message.seq} of fragment {message.fragment}: {message.reason}"
+        case Stop():
+            return "stop"
+        case Done():
+            return "done"
+    raise AssertionError(message)
+
+
+def describe_row(row: Row) -> str:
+    seq = f" (contribution {row.seq})" if row.seq else ""
+    return f"{row.learner}.{row.life} fragment {row.fragment} ({row.from_step}, {row.to_step}] {row.fate}{seq}"
+
+
+def books(desk: Desk) -> list[str]:
+    totals = desk.machine.state.ledger.totals()
+    discarded = ", ".join(f"{n} {fate}" for fate, n in totals.discarded.items()) or "0"
+    return [
+        f"produced {totals.produced} = merged {totals.merged} + discarded {discarded} + pending {totals.pending}",
+        f"waiting {desk.machine.waiting}",
+    ]

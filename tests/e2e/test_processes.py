@@ -1,0 +1,84 @@
+"""Processes looked at, interrupted and orphaned: they load what they may, end when told, leave nothing behind."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from e2e.processes import Puppet, Running, Syncer, facts_of, processes_naming, skerry, status_of, until
+from skerry.core.events import Discarded, LifeStarted
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SMALL = ["--learners", "2", "--model", "tiny", "--step-s", "0.05", "--steps", "60"]
+
+
+def children_of(pid):
+    """Processes that a supervisor started, also when it is gone itself."""
+    return processes_naming(f"--parent\0{pid}\0")
+
+
+def test_the_live_syncer_never_loads_torch(tmp_path):
+    with Syncer(tmp_path) as syncer, Puppet(syncer.port) as puppet:
+        while puppet.merge_once() < 2:
+            pass
+        with open(f"/proc/{syncer.process.pid}/maps") as file:
+            maps = file.read()
+    assert "numpy" in maps, "the maps name what is loaded"
+    assert "torch" not in maps
+
+
+def test_ctrl_c_leaves_no_process_and_the_run_can_be_resumed(tmp_path):
+    run_dir = tmp_path / "run"
+    with Running(tmp_path, "train", *SMALL, "--out", run_dir, "--json") as train:
+        until(lambda: status_of(run_dir).get("merges", 0) > 4, "merges")
+        train.signal(signal.SIGINT)
+        assert train.wait() == 130
+    assert not children_of(train.process.pid) and not processes_naming(str(run_dir))
+    assert f"interrupted; go on with: skerry train --resume {run_dir}" in train.said
+    assert json.loads(train.out.read_text()) == {"error": "interrupted", "run_dir": str(run_dir)}
+
+    done = skerry("train", "--resume", run_dir, "--json", timeout=240)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["ledger"]["balance"] == 0 and summary["tokens_pending"] == 0
+    assert summary["val_loss_end"] < summary["val_loss_start"]
+    assert {learner["lives"] for learner in summary["learners"].values()} == {2}
+    assert not processes_naming(str(run_dir))
+    closed = skerry("train", "--resume", run_dir)
+    assert closed.returncode == 2 and "this run is closed" in closed.stderr
+
+
+def test_sigterm_lets_a_lone_learner_hand_over_its_work_and_leave(tmp_path):
+    options = ["--run.steps=100000", "--run.learners=1", "--model.preset=tiny", "--learner.step_s=0.05"]
+    with Running(tmp_path, "syncer", "--run", tmp_path / "run", "--port", "0", *options) as syncer:
+        status = until(lambda: status_of(tmp_path / "run"), "the syncer to come up")
+        (tmp_path / "learner").mkdir()
+        words = ["learner", "--syncer", status["address"], "--name", "lone", "--json"]
+        with Running(tmp_path / "learner", *words) as learner:
+            until(lambda: status_of(tmp_path / "run")["merges"] > 2, "merges")
+            learner.signal(signal.SIGTERM)
+            assert learner.wait() == 0, learner.said
+        assert json.loads(learner.out.read_text()) == {"learner": "lone", "run": "skerry"}
+        until(lambda: status_of(tmp_path / "run")["learners"]["lone"]["state"] == "left", "the learner to be gone")
+        assert status_of(tmp_path / "run")["learners"]["lone"]["unsettled_tokens"] == 0
+        syncer.signal(signal.SIGTERM)
+        assert syncer.wait() == 0
+    facts = facts_of(tmp_path / "run")
+    assert [fact.life for fact in facts if isinstance(fact, LifeStarted)] == [1]
+    assert not any(fact.rows for fact in facts if isinstance(fact, Discarded))  # nothing it did is lost
+
+
+@pytest.mark.parametrize("moment", ["joining", "training"])
+def test_children_of_a_killed_supervisor_end_by_themselves(tmp_path, moment):
+    run_dir = tmp_path / "run"
+    with Running(tmp_path, "train", *SMALL, "--out", run_dir) as train:
+        pid = train.process.pid
+        if moment == "joining":
+            until(lambda: len(children_of(pid)) == 3, "a syncer and two learners to be started")
+        else:
+            until(lambda: status_of(run_dir).get("merges", 0) > 2, "merges")
+            assert len(children_of(pid)) == 3
+        os.kill(pid, signal.SIGKILL)
+        train.wait()
+        until(lambda: not children_of(pid), "the children to end")

@@ -1,0 +1,284 @@
+"""One real run with both kills, and what its summary, its tape and its files must show.
+
+Four learners, one of them three times slower; a learner is SIGKILLed a third of the way and the syncer halfway; both
+come back. Everything is judged by order and counts, nothing by seconds.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from e2e.processes import facts_of, skerry
+from skerry.config import Config, Model
+from skerry.core.events import Committed, Discarded, EpochStarted, LifeStarted, PhaseChanged, RunCreated
+from skerry.train.loop import model_of
+from skerry.train.shapes import SHAPES, parameter_count
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+RUN_S = 240  # limit of the whole run; it takes a fifth of this
+LEARNERS = 4
+SLOW, KILLED = "learner-3", "learner-1"
+FAST = ("learner-0", "learner-2")  # neither slow nor killed
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """The finished command."""
+    out = tmp_path_factory.mktemp("e2e") / "run"
+    return skerry(
+        "train", "--learners", LEARNERS, "--speeds", "1,1,1,0.33", "--model", "tiny", "--step-s", "0.1",
+        "--minutes", "0.4", "--kill-learner", "0.33", "--kill-syncer", "0.5", "--out", out, "--json",
+        timeout=RUN_S,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def summary(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def run_dir(summary):
+    return Path(summary["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def facts(run_dir):
+    """The tape, in order, its chain verified."""
+    return facts_of(run_dir)
+
+
+@pytest.fixture(scope="module")
+def commits(facts):
+    return [fact for fact in facts if isinstance(fact, Committed)]
+
+
+@pytest.fixture(scope="module")
+def rows(facts):
+    """Every settled stretch of work, in the order it was booked."""
+    return [row for fact in facts if isinstance(fact, Committed | Discarded) for row in fact.rows]
+
+
+# ---------------------------------------------------------------------------------------------- the summary
+
+
+def test_stdout_is_exactly_one_json_object(done):
+    assert done.stdout.count("\n") == 1 and done.stdout.startswith("{") and done.stdout.endswith("}\n")
+
+
+def test_the_summary_holds_every_promised_key(summary):
+    promised = {
+        "val_loss_start", "val_loss_end", "merges", "tokens_produced", "tokens_merged", "tokens_pending",
+        "tokens_discarded", "contributors_mean", "goodput", "goodput_of_capacity", "merge_gap_max_s",
+        "learner_step_gap_max_s", "learner_restarts", "syncer_restarts", "bytes_up", "bytes_down",
+        "bytes_data_parallel", "run_dir", "model_path", "model_sha256",
+    }  # fmt: skip
+    assert promised <= summary.keys()
+
+
+def test_the_summary_is_also_in_the_run_directory(summary, run_dir):
+    assert json.loads((run_dir / "summary.json").read_text()) == summary
+
+
+def test_produced_is_merged_and_discarded_and_pending_exactly(summary):
+    ledger = summary["ledger"]
+    assert ledger["produced"] == ledger["merged"] + sum(ledger["discarded"].values()) + ledger["pending"]
+    assert ledger["balance"] == 0 and ledger["pending"] == 0 and summary["tokens_pending"] == 0
+    per = summary["fragments"]
+    assert summary["tokens_produced"] * per == pytest.approx(ledger["produced"])
+    assert summary["tokens_merged"] * per == pytest.approx(ledger["merged"])
+
+
+def test_the_ledger_agrees_with_a_sum_over_the_tape(summary, rows):
+    booked = defaultdict(int)
+    for row in rows:
+        booked[row.fate] += row.tokens
+    assert booked.pop("merged") == summary["ledger"]["merged"]
+    assert booked == summary["ledger"]["discarded"]
+
+
+def test_the_killed_learners_unmerged_work_is_booked_as_died(summary, rows):
+    assert summary["tokens_discarded"]["died"] > 0
+    assert {(row.learner, row.life) for row in rows if row.fate == "died"} == {(KILLED, 1)}
+
+
+def test_both_restarts_are_counted(summary):
+    assert (summary["learner_restarts"], summary["syncer_restarts"]) == (1, 1)
+    assert {name: learner["lives"] for name, learner in summary["learners"].items()} == {
+        f"learner-{i}": 2 if f"learner-{i}" == KILLED else 1 for i in range(LEARNERS)
+    }
+
+
+def test_the_loss_of_the_global_model_falls_clearly(summary):
+    assert summary["val_loss_end"] < summary["val_loss_start"] - 1.0
+    assert summary["val_loss_before_close"] < summary["val_loss_start"] - 1.0
+
+
+def test_nothing_was_refused(summary):
+    assert not set(summary["refused"]) - {"duplicate", "one is held"}  # a restart may ask for the same bytes twice
+
+
+def test_traffic_is_a_fraction_of_data_parallel(summary):
+    steps, parameters = summary["steps"], summary["parameters"]
+    assert summary["bytes_data_parallel"] == round(2 * (LEARNERS - 1) / LEARNERS * 4 * parameters * steps)
+    assert summary["bytes_up"] > 0 and summary["bytes_down"] > 0
+    assert summary["bytes_up"] + summary["bytes_down"] < summary["bytes_data_parallel"] / 10
+
+
+# ---------------------------------------------------------------------------------------------- the slow learner
+
+
+def test_the_slow_learner_is_never_left_out_for_long(summary, commits):
+    """What comes too late for one round is held for the next: of two merges of a fragment it is in one at least."""
+    pairs = [
+        (a, b)
+        for p in range(summary["fragments"])
+        for a, b in pairwise(commit for commit in commits if commit.fragment == p and commit.phase == "steady")
+    ]
+    present = sum(any(row.learner == SLOW for commit in pair for row in commit.rows) for pair in pairs)
+    assert present / len(pairs) > 0.9
+    assert summary["learners"][SLOW]["merges_share"] > 0.45
+
+
+def test_the_slow_learner_has_about_a_third_of_a_fast_ones_weight(summary):
+    fast = sum(summary["learners"][name]["weight_share"] for name in FAST) / len(FAST)
+    assert 0.15 < summary["learners"][SLOW]["weight_share"] / fast < 0.6
+
+
+def test_the_slow_learner_slows_nobody(summary):
+    """Three times as many steps for a fast one: it never stood waiting."""
+    steps = {name: learner["steps"] for name, learner in summary["learners"].items()}
+    assert all(steps[name] > 2 * steps[SLOW] for name in FAST)
+
+
+# ---------------------------------------------------------------------------------------------- the tape
+
+
+def test_rows_tile_each_lifes_work_without_gap_or_overlap(rows):
+    ends = defaultdict(lambda: (0, 0))
+    for row in rows:
+        key = (row.learner, row.life, row.fragment)
+        assert (row.from_step, row.from_tokens) == ends[key], row
+        assert row.to_step > row.from_step and row.to_tokens > row.from_tokens, row
+        ends[key] = (row.to_step, row.to_tokens)
+    lives = {key[:2] for key in ends}
+    for life in lives:  # and every fragment of a life is settled up to the same, its last, step
+        assert len({end for key, end in ends.items() if key[:2] == life}) == 1, life
+
+
+def test_nothing_is_merged_twice(rows):
+    merged = [(row.learner, row.life, row.fragment, row.seq) for row in rows if row.fate == "merged"]
+    assert len(merged) == len(set(merged)) and all(seq > 0 for *_, seq in merged)
+    for key in {name[:3] for name in merged}:
+        seqs = [name[3] for name in merged if name[:3] == key]
+        assert seqs == sorted(seqs)
+
+
+def test_versions_run_without_a_gap_and_each_names_its_parent(facts, commits, summary):
+    (created,) = [fact for fact in facts if isinstance(fact, RunCreated)]
+    for p, genesis in enumerate(created.digests):
+        mine = [commit for commit in commits if commit.fragment == p]
+        assert [commit.version for commit in mine] == list(range(1, len(mine) + 1))
+        digests = [genesis, *(commit.digest for commit in mine)]
+        assert [commit.parent for commit in mine] == digests[:-1]
+        assert summary["versions"][p] == len(mine)
+    assert summary["merges"] == len(commits)
+
+
+def test_the_restarted_syncer_goes_on_where_the_tape_ends(facts):
+    epochs = [fact.epoch for fact in facts if isinstance(fact, EpochStarted)]
+    assert epochs == [1, 2]
+    current = 0
+    merged_in = set()
+    for fact in facts:
+        if isinstance(fact, EpochStarted):
+            current = fact.epoch
+        elif isinstance(fact, Committed):
+            assert fact.epoch == current
+            merged_in.add(current)
+    assert merged_in == {1, 2}
+
+
+def test_the_run_went_through_its_phases_once(facts, commits):
+    phases = [fact.phase for fact in facts if isinstance(fact, PhaseChanged)]
+    assert phases == ["training", "closing", "closed"]
+    order = {"warm": 0, "steady": 1, "closing": 2}
+    ranks = [order[commit.phase] for commit in commits]
+    assert ranks == sorted(ranks) and set(ranks) == {0, 1, 2}
+    assert all(a.progress <= b.progress for a, b in pairwise(commits))
+    assert isinstance(facts[-1], PhaseChanged)
+
+
+def test_learners_that_were_not_killed_live_on_over_the_syncers_death(facts, rows):
+    lives = [(fact.learner, fact.life) for fact in facts if isinstance(fact, LifeStarted)]
+    assert sorted(lives) == sorted([*((f"learner-{i}", 1) for i in range(LEARNERS)), (KILLED, 2)])
+    at = next(i for i, fact in enumerate(facts) if isinstance(fact, EpochStarted) and fact.epoch == 2)
+    after = {row.learner for fact in facts[at:] if isinstance(fact, Committed) for row in fact.rows}
+    assert after == {f"learner-{i}" for i in range(LEARNERS)}
+
+
+def test_a_merge_weighs_every_row_and_its_contributors_are_ready(commits):
+    for commit in commits:
+        merged = [row for row in commit.rows if row.fate == "merged"]
+        assert len(commit.weights) == len(merged) >= 1 and all(weight > 0 for weight in commit.weights)
+        assert [row.learner for row in merged] == sorted({row.learner for row in merged})
+        assert {row.fragment for row in commit.rows} == {commit.fragment}
+
+
+# ---------------------------------------------------------------------------------------------- the restarted learner
+
+
+def test_the_restarted_learner_is_merged_within_one_sync_cycle(facts, commits):
+    """Its first merged stretch is at most two cycles of its own steps long, and it is in soon after it is back."""
+    at = next(i for i, f in enumerate(facts) if isinstance(f, LifeStarted) and (f.learner, f.life) == (KILLED, 2))
+    since = [fact for fact in facts[at:] if isinstance(fact, Committed)]
+    mine = [[r for r in commit.rows if (r.learner, r.life) == (KILLED, 2)] for commit in since]
+    first = next(i for i, found in enumerate(mine) if found)
+    fragments = len({commit.fragment for commit in commits})
+    assert first <= 2 * fragments
+    (row,) = mine[first]
+    assert row.fate == "merged" and row.to_step <= 2 * since[first].sync_every
+
+
+def test_the_restarted_learner_took_no_step_before_it_had_adopted_a_base(rows, commits):
+    """Its work on every fragment begins at step 0, is merged from there, and drew on a version of this run."""
+    firsts = {}
+    for row in rows:
+        if (row.learner, row.life) == (KILLED, 2):
+            firsts.setdefault(row.fragment, row)
+    assert firsts.keys() == {commit.fragment for commit in commits}
+    assert all((row.from_step, row.from_tokens) == (0, 0) for row in firsts.values())
+    assert all(row.fate == "merged" for row in firsts.values())  # nothing of it had to be thrown away
+
+
+# ---------------------------------------------------------------------------------------------- the model
+
+
+def test_the_model_loads_without_skerry_and_has_the_right_names(summary):
+    with safe_open(summary["model_path"], framework="numpy") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        total = sum(file.get_tensor(name).size for name in shapes)
+    model = model_of(Config(model=Model(preset="tiny")))
+    assert shapes == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert total == summary["parameters"] == parameter_count(SHAPES["tiny"])
+
+
+def test_the_hash_in_the_summary_is_the_files(summary, run_dir):
+    path = run_dir / "model.safetensors"
+    assert summary["model_path"] == str(path)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == summary["model_sha256"]
+
+
+def test_export_writes_the_same_file_again(summary, run_dir, tmp_path):
+    done = skerry("export", run_dir, "--out", tmp_path / "again.safetensors", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["model_sha256"] == summary["model_sha256"]
+    assert hashlib.sha256((tmp_path / "again.safetensors").read_bytes()).hexdigest() == summary["model_sha256"]
+    assert (record["phase"], record["merges"]) == ("closed", summary["merges"])
