@@ -383,7 +383,7 @@ def test_p51_p_equal_h_opens_one_fragment_a_step():
         desk.report("a", step)
         merged.append([m.fragment for p in rounds(desk) for m in of(desk.contribute("a", p), Merge)])
     assert all(len(fragments) == 1 for fragments in merged[1:])
-    assert [f for f, in merged[6:12]] == [f for f, in merged[12:18]], "each fragment every H steps"
+    assert [f for (f,) in merged[6:12]] == [f for (f,) in merged[12:18]], "each fragment every H steps"
 
 
 def test_design_openings_are_paced_after_an_outage():
@@ -733,10 +733,11 @@ def test_design_what_has_not_come_is_absent_at_close():
 
 
 def test_design_the_rest_of_a_learner_that_is_there_does_not_wait_for_one_that_is_not():
-    """A contribution from before the stop is settled at once, so that its learner can hand over what followed."""
+    """With b away, a's contribution from before the stop is settled at once, so that a can hand over what followed."""
     desk = closing_desk()
     desk.contribute("a", 0, to=4)
-    assert of(desk.report("a", 5, state="stopped"), Merge)
+    assert not of(desk.report("a", 5, state="stopped"), Merge), "b is there: merged alone, a would count too much"
+    assert of(desk.depart("b"), Merge)
     desk.report("a", 5, state="stopped")
     desk.contribute("a", 0)
     desk.wait(11)

@@ -97,7 +97,7 @@ class Stage:
                 return said(desk.wait(float(seconds)))
             case "crash", ():
                 return said(desk.start())
-            case ("deaf" | "hearing"), ():
+            case (("deaf" | "hearing"), ()):
                 desk.adopts = verb == "hearing"
                 return []
             case "ledger", ():

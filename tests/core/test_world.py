@@ -221,9 +221,7 @@ class TellsOnlyThisRound(SyncerMachine):
         rows = event.fact.rows if isinstance(event, MergeDone) else ()
         mine = {(row.learner, row.fragment) for row in rows}
         return [
-            a
-            if not isinstance(a, Publish) or (a.learner, a.fragment) in mine
-            else replace(a, settled_seq=0)
+            a if not isinstance(a, Publish) or (a.learner, a.fragment) in mine else replace(a, settled_seq=0)
             for a in super().step(event, now)
         ]
 

@@ -8,6 +8,7 @@ way to the host is waited for on the node thread.
 from __future__ import annotations
 
 import json
+import operator
 import os
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch import nn
 from skerry import config as configs
 from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of
 from skerry.node.learner import Pending
-from skerry.node.model import EMBEDDINGS
+from skerry.node.model import METADATA
 from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import LearnerShell, RefusedError, learner_name
 
@@ -65,7 +66,12 @@ class Learner:
 
     def step(self, tokens: int, loss: float = 0.0) -> bool:
         """Call after each optimizer step; never waits for the network. False once the run wants no more steps."""
-        return True if self._shell is None else self._shell.step(tokens, loss)
+        if self._shell is None:
+            return True
+        count = operator.index(tokens)  # a float or a tensor is a mistake better heard of here
+        if count < 1:
+            raise ValueError(f"tokens = {count}: a step is of at least one token; it decides the weight of the work")
+        return self._shell.step(count, loss)
 
     def close(self) -> None:
         """Hand over what is left and leave the run."""
@@ -195,4 +201,4 @@ def embedding_names(model: nn.Module) -> set[str]:
 def save_genesis(model: nn.Module, path: str | Path) -> None:
     """Write the model's current values as the first version of a run: `skerry syncer --genesis PATH`."""
     arrays = {name: p.detach().cpu().contiguous() for name, p in trainable(model).items()}
-    save_file(arrays, str(path), {EMBEDDINGS: json.dumps(sorted(embedding_names(model)))})
+    save_file(arrays, str(path), {METADATA: json.dumps({"embeddings": sorted(embedding_names(model))})})

@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; exit 0 done, 2 refused, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = _dispatch(words)
     except KeyboardInterrupt:
@@ -68,6 +70,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 1
     sys.stdout.flush()
     sys.exit(code)
+
+
+_interrupts: list[int] = []
+
+
+def _interrupt(number: int, _: object) -> None:
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
+def check_interrupted() -> None:
+    """After importing other people's code, some of which swallows a Ctrl-C."""
+    if _interrupts:
+        raise KeyboardInterrupt
 
 
 def _refusals() -> tuple[type[Exception], ...]:

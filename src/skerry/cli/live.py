@@ -26,7 +26,7 @@ COLOURS = {
 
 
 class Show(Protocol):
-    def __call__(self, status: dict[str, Any]) -> None: ...
+    def __call__(self, status: dict[str, Any], news: list[str]) -> None: ...
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def showing(quiet: bool) -> Iterator[Show]:
     """Show status records on stderr: a table if a person is there, else lines, or nothing."""
     console = Console(stderr=True)
     if quiet:
-        yield lambda status: None
+        yield lambda status, news: None
     elif console.is_terminal:
         with _table(console) as show:
             yield show
@@ -50,8 +50,13 @@ def _table(console: Console) -> Iterator[Show]:
     )  # fmt: skip
     task = bar.add_task("starting", total=1.0)
     with Live(Group(bar), console=console, refresh_per_second=5, transient=True) as live:
+        told = 0
 
-        def show(status: dict[str, Any]) -> None:
+        def show(status: dict[str, Any], news: list[str]) -> None:
+            nonlocal told
+            for line in news[told:]:
+                live.console.print(line, style="bold")
+            told = len(news)
             if status:
                 bar.update(task, completed=status["progress"], description=f"{status['phase']:8s}")
                 live.update(Group(bar, table_of(status), Text(syncer_line(status), style=_freshness(status))))
@@ -64,8 +69,12 @@ class _Lines:
 
     def __init__(self) -> None:
         self._at = float("-inf")
+        self._told = 0
 
-    def __call__(self, status: dict[str, Any]) -> None:
+    def __call__(self, status: dict[str, Any], news: list[str]) -> None:
+        for line in news[self._told :]:
+            print(line, file=sys.stderr, flush=True)
+        self._told = len(news)
         if status and time.monotonic() - self._at > LINE_S:
             self._at = time.monotonic()
             states = ", ".join(f"{name} {m['state']}" for name, m in status["learners"].items())

@@ -70,6 +70,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     kills = _kills(options, len(local.speeds))
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
     judge = _Judge(config, corpus)
+    cli.check_interrupted()
     if not options.json:
         _announce(story, config, local, judge, run_dir)
     algo.warm_up()  # compiled once, here, rather than by every child at the same time
@@ -79,7 +80,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     local_run = LocalRun(run_dir, local.speeds, kills)
     try:
         with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:
-            local_run.run(show)
+            local_run.run(lambda: show(local_run.status, local_run.news))
     except RunFailed as error:
         raise cli.Refusal(str(error)) from None
     except KeyboardInterrupt:
@@ -230,10 +231,10 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
         raise cli.Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
     config = configs.decode(state.created.config)
     try:
-        local = msgspec.json.decode((run_dir / "local.json").read_bytes(), type=Local)
+        speeds = msgspec.json.decode((run_dir / "local.json").read_bytes(), type=Local).speeds
     except (OSError, msgspec.DecodeError):
-        local = Local([1.0] * config.run.learners)
-    return run_dir, config, local
+        speeds = []
+    return run_dir, config, Local(speeds or [1.0] * config.run.learners)
 
 
 def _create(run_dir: Path, config: configs.Config, local: Local, judge: _Judge) -> None:

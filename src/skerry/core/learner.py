@@ -221,7 +221,6 @@ class LearnerMachine:
                 self.is_stop_asked = True
                 self.state = "stopped" if self.state == "leaving" else self.state
             case Done():
-                self.state = "left"
                 self._do(End())
 
     def _pull(self, message: Pull) -> None:

@@ -47,7 +47,7 @@ from skerry.core.events import (
 )
 from skerry.core.ledger import MERGED
 from skerry.core.membership import Member, ema
-from skerry.core.quorum import Decision, decide, grace_s, quorum_size
+from skerry.core.quorum import decide, grace_s, quorum_size
 from skerry.core.schedule import (
     STEADY,
     WARM,
@@ -61,6 +61,7 @@ from skerry.core.schedule import (
 from skerry.core.state import RunState
 
 RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated
+RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 
 
 @dataclass
@@ -68,6 +69,8 @@ class Round:
     """An open round of one fragment: who was asked, when the quorum was reached, why it still waits."""
 
     opened_at: float
+    phase: str
+    sync_every: int
     quorum_at: float | None = None
     pulled: set[str] = field(default_factory=set)
     reason: str = "opened"
@@ -276,7 +279,7 @@ class SyncerMachine:
             return "overlap", True
         if c.from_step == settled.step and c.from_tokens > settled.tokens:
             return "tokens without steps", True
-        if c.steps <= 0 or c.tokens < 0:
+        if c.steps <= 0 or c.tokens <= 0:
             return "no work", True
         if c.base_version > self.state.fragments[c.fragment].version or c.base_version < 0:
             return "unknown base", True
@@ -320,6 +323,8 @@ class SyncerMachine:
         for p in sorted(self.rounds):
             self._pull(p, ready)
             self._close(p, ready, quorum)
+        if len(ready) >= quorum:
+            self._ask_ahead(ready, quorum)
         self._let_go([m for m in self._connected() if m.is_leaving], ready, quorum)
         self._explain(ready, quorum)
 
@@ -332,7 +337,7 @@ class SyncerMachine:
             all_in = all(m.learner in self.held[p] or self._unsettled(m, p) <= 0 for m in leaving)
             if leaving and not ready and all_in and len(self.held[p]) >= quorum and p not in self.merging:
                 self.rounds.pop(p, None)
-                self._merge(p, Decision(True, "everyone is leaving"), quorum, 0, 0.0)
+                self._merge(p, self._round(), "everyone is leaving", quorum, 0)
 
     def _open(self, ready: list[Member], quorum: int) -> None:
         every = sync_every_at(self.config.sync, self.progress)
@@ -344,21 +349,50 @@ class SyncerMachine:
         for p in range(count):
             if p in self.rounds or p in self.merging:
                 continue
-            due_at = every if self.state.fragments[p].version else first_due(p, count, every)
-            score = overdue([self._unsettled(m, p) for m in ready], quorum, due_at)
+            score = overdue([self._unsettled(m, p) for m in ready], quorum, self._due_at(p))
             if score >= 1:
                 candidates.append((-score, p))
         room = rounds_open_max(self.config.sync.fragment_sync_delay, count, every) - len(self.rounds)
         for _, p in sorted(candidates)[: max(0, room)]:
             if not self.pacer.take():
                 break
-            self.rounds[p] = Round(self._now)
+            self.rounds[p] = self._round()
+
+    def _round(self) -> Round:
+        """A round that begins now; what it does follows from the progress at its opening."""
+        phase = "closing" if self.closing_since is not None else phase_at(self.config.sync, self.progress)
+        return Round(self._now, phase, sync_every_at(self.config.sync, self.progress))
+
+    def _due_at(self, p: int) -> int:
+        every = sync_every_at(self.config.sync, self.progress)
+        return every if self.state.fragments[p].version else first_due(p, len(self.state.fragments), every)
+
+    def _ask_ahead(self, ready: list[Member], quorum: int) -> None:
+        """Ask those who would miss a round's window before it opens, by as much as they would miss it.
+
+        A contribution belongs to no round, so a slow learner's can lie ready when the round opens. Asked only at the
+        opening it would be late, held for the next round, and so be in every other merge at best.
+        """
+        step_s = _kth_step_s(ready, quorum)
+        if step_s is None or self.quorum_s is None:
+            return
+        window_s = self.quorum_s + self._grace_s(ready, quorum)
+        ahead = {m.learner: m.answer_s + (m.step_s or 0.0) / 2 - window_s for m in ready if m.answer_s is not None}
+        slow = [m for m in ready if ahead.get(m.learner, 0.0) > 0]
+        for p in range(len(self.state.fragments) if slow else 0):
+            if p in self.rounds or p in self.merging:
+                continue
+            kth = sorted((self._unsettled(m, p) for m in ready), reverse=True)[quorum - 1]
+            for member in slow:
+                if (self._due_at(p) - kth) * step_s <= ahead[member.learner] and self._may_pull(member, p):
+                    self._send_pull(member, p, lossless=False)
 
     def _pull(self, p: int, ready: list[Member]) -> None:
         for member in ready:
             if self._may_pull(member, p):
-                self.rounds[p].pulled.add(member.learner)
                 self._send_pull(member, p, lossless=False)
+            if p in member.pulled_at:
+                self.rounds[p].pulled.add(member.learner)
 
     def _may_pull(self, member: Member, p: int) -> bool:
         """It has work on p, none of it held, there is room, it knows what is settled, and was not just asked."""
@@ -370,7 +404,7 @@ class SyncerMachine:
             and self._has_room(p)
             and self._unsettled(member, p) > 0
             and member.report.positions[p].mark_step >= settled.step
-            and (asked is None or self._now - asked > max(RESEND_S, 4 * (member.answer_s or 0.0)))
+            and (asked is None or self._now - asked > min(RESEND_S_MAX, max(RESEND_S, 4 * (member.answer_s or 0.0))))
         )
 
     def _send_pull(self, member: Member, p: int, lossless: bool) -> None:
@@ -383,29 +417,25 @@ class SyncerMachine:
         if len(held) >= quorum and round_.quorum_at is None:
             round_.quorum_at = self._now
             self.quorum_s = ema(self.quorum_s, self._now - round_.opened_at)
-        grace = grace_s(
-            self.config.sync.grace,
-            self.config.sync.fragment_sync_delay,
-            _kth_step_s(ready, quorum),
-            self.quorum_s,
-            self.sync_s,
-        )
         missing = {
             m.learner: m.pulled_at.get(p, self._now) + (m.answer_s or 0.0)
             for m in ready
             if m.learner in round_.pulled and m.learner not in held
         }
-        decision = decide(len(held), quorum, missing, round_.quorum_at, grace, self._now)
+        decision = decide(len(held), quorum, missing, round_.quorum_at, self._grace_s(ready, quorum), self._now)
         round_.reason = decision.reason
         if decision.close:
             del self.rounds[p]
-            self._merge(p, decision, quorum, len(ready), self._now - round_.opened_at)
+            self._merge(p, round_, decision.reason, quorum, len(ready))
 
-    def _merge(self, p: int, decision: Decision, quorum: int, ready: int, open_s: float) -> None:
+    def _grace_s(self, ready: list[Member], quorum: int) -> float:
+        sync = self.config.sync
+        return grace_s(sync.grace, sync.fragment_sync_delay, _kth_step_s(ready, quorum), self.quorum_s, self.sync_s)
+
+    def _merge(self, p: int, round_: Round, reason: str, quorum: int, ready: int) -> None:
         """Order the merge of what is held; the last merges and the warm phase are a plain mean with outer step 1."""
         contributions = tuple(self.held[p][learner] for learner in sorted(self.held[p]))
-        phase = "closing" if self.closing_since is not None else phase_at(self.config.sync, self.progress)
-        plain = phase != STEADY
+        plain = round_.phase != STEADY
         self.merging.add(p)
         self._do(
             Merge(
@@ -416,15 +446,15 @@ class SyncerMachine:
                 outer="sgd" if plain else self.config.outer.rule,
                 lr=1.0 if plain else self.config.outer.lr,
                 momentum=0.0 if plain else self.config.outer.momentum,
-                sync_every=sync_every_at(self.config.sync, self.progress),
+                sync_every=round_.sync_every,
                 quorum=quorum,
-                phase=phase,
-                reason=decision.reason,
+                phase=round_.phase,
+                reason=reason,
                 ready=ready,
                 rows=tuple(row for c in contributions for row in self._rows(c)),
                 seen=self._seen(),
                 progress=self.progress,
-                open_s=open_s,
+                open_s=self._now - round_.opened_at,
                 elapsed_s=self.elapsed_s,
             )
         )
@@ -540,7 +570,8 @@ class SyncerMachine:
     def _close_out(self, p: int, is_late: bool) -> None:
         """Merge a fragment's last contributions once everyone who has work on it is in, or the time is over.
 
-        One that stands in the way of its learner's very last is merged at once, whoever else is awaited.
+        One that stands in the way of its learner's very last does not wait for learners that are away. It does wait
+        for those present: merged one by one, each would move the model by its whole drift instead of its share.
         """
         for member in self._connected():
             if member.is_stopped and self._may_pull(member, p):
@@ -550,8 +581,11 @@ class SyncerMachine:
                 if rest:  # it gave this up and will not contribute again
                     self._record(Discarded(tuple(rest), (), self.elapsed_s, 0.0))
         awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
-        if self.held[p] and (is_late or not awaited or any(not self._is_last(c) for c in self.held[p].values())):
-            self._merge(p, Decision(True, "the last work"), 1, len(self.held[p]), 0.0)
+        in_the_way = any(not self._is_last(c) for c in self.held[p].values())
+        if in_the_way:
+            awaited = [m for m in awaited if m.connected]
+        if self.held[p] and (is_late or not awaited):
+            self._merge(p, self._round(), "the last work", 1, len(self.held[p]))
 
     def _is_last(self, c: Contribution) -> bool:
         account = self.state.ledger.account(c.learner, c.life)

@@ -25,7 +25,7 @@ from skerry.core.state import RunState, fold
 from skerry.store.files import StoreError
 from skerry.store.store import Store
 
-EMBEDDINGS = "skerry.embeddings"  # metadata key of a genesis file: names of the parameters that are embeddings
+METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
 
 _facts = msgspec.msgpack.Decoder(Fact | RunState)
 
@@ -65,7 +65,7 @@ def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
     """A safetensors file as layout and values; embeddings by its metadata, else by 'emb' in the name."""
     try:
         with safe_open(path, framework="numpy") as file:
-            named = (file.metadata() or {}).get(EMBEDDINGS)
+            said = (file.metadata() or {}).get(METADATA)
             arrays = {name: np.ascontiguousarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; write one with skerry.save_genesis(model, path)") from None
@@ -76,7 +76,7 @@ def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
             raise ModelError(f"{path}: parameter {name} is {array.dtype}; a genesis holds float32")
         if not np.isfinite(array).all():
             raise ModelError(f"{path}: parameter {name} holds values that are not finite")
-    embeddings = set(json.loads(named)) if named else {n for n in arrays if "emb" in n.lower()}
+    embeddings = set(json.loads(said)["embeddings"]) if said else {n for n in arrays if "emb" in n.lower()}
     tensors = [Tensor(n, a.shape, "embedding" if n in embeddings else "other") for n, a in arrays.items()]
     try:
         return layout_of(tensors), arrays
@@ -132,12 +132,9 @@ def export(store: Store, state: RunState, path: Path) -> str:
     """Write the master as safetensors, loadable without Skerry; the file's sha256 in hex."""
     arrays = {name: np.ascontiguousarray(array) for name, array in sorted(read_model(store, state).items())}
     embeddings = [t.name for t in layout_in(state).tensors if t.kind == "embedding"]
-    metadata = {
-        "run": state.created.run,
-        "versions": json.dumps([f.version for f in state.fragments]),
-        EMBEDDINGS: json.dumps(embeddings),
-    }
+    versions = [f.version for f in state.fragments]
+    metadata = json.dumps({"run": state.created.run, "versions": versions, "embeddings": embeddings})
     temporary = path.with_name(path.name + ".tmp")
-    save_file(arrays, temporary, metadata)
+    save_file(arrays, temporary, {METADATA: metadata})
     temporary.replace(path)
     return hashlib.sha256(path.read_bytes()).hexdigest()

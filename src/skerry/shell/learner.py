@@ -163,6 +163,7 @@ class LearnerShell:
             log.exception("the learner's node thread died")
 
     def _turn(self) -> None:
+        posted = self._posted  # read first: boundaries passed before it was posted are handled before it
         try:
             event = self.inbox.get(timeout=TICK_S)
             self._take(event)
@@ -171,7 +172,6 @@ class LearnerShell:
         except queue.Empty:
             pass
         self.node.drain_boundaries()
-        posted = self._posted
         if self.node.machine is not None:
             if posted is not None:
                 self.node.handle(posted)

@@ -84,12 +84,13 @@ class LocalRun:
     kills: list[Kill]
     syncer_arguments: list[str] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
+    news: list[str] = field(default_factory=list)  # what happened to processes, for a person
     syncer: Child | None = None
     learners: list[Child] = field(default_factory=list)
     port: int = 0
 
-    def run(self, show: Callable[[dict[str, Any]], None]) -> None:
-        """Start, watch, kill, bring back; `show` is called with the newest status."""
+    def run(self, show: Callable[[], None]) -> None:
+        """Start, watch, kill, bring back; `show` is called whenever there may be something to see."""
         with self.ends_everything():
             self.start_syncer()
             self._start_learners()
@@ -99,7 +100,7 @@ class LocalRun:
                 self._kill_what_is_due()
                 for child in [self.syncer, *self.learners]:
                     self._tend(child)
-                show(self.status)
+                show()
                 time.sleep(POLL_S)
             self.read_status()
             self._wait_for_learners()
@@ -162,12 +163,17 @@ class LocalRun:
             child.process.kill()
             child.process.wait()
             child.due_at = time.monotonic() + RESTART_S
+            self._tell(f"{child.name} killed (SIGKILL)")
+
+    def _tell(self, text: str) -> None:
+        self.news.append(f"{100 * self.status.get('progress', 0.0):3.0f} %  {text}")
 
     def _tend(self, child: Child) -> None:
         """Start what is due, note what has ended, bring back what crashed, give up on what refuses to run."""
         if child.due_at is not None:
             if time.monotonic() >= child.due_at:
                 child.start()
+                self._tell(f"{child.name} started again")
             return
         if child.ended or child.is_running:
             return
@@ -182,6 +188,7 @@ class LocalRun:
             if child.crashes > CRASHES_MAX:
                 raise RunFailed(f"{child.name} crashed {child.crashes} times: {_said(child)}")
             child.due_at = time.monotonic() + RESTART_S
+            self._tell(f"{child.name} crashed (exit {code}): see {child.log}")
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + TERM_S

@@ -146,11 +146,14 @@ def corpus_files(path: str | Path) -> list[Path]:
     if path == STDLIB:
         return walk(Path(sysconfig.get_path("stdlib")), SKIPPED_FOLDERS | TEST_FOLDERS, suffix=".py")
     root = Path(path)
-    if root.is_dir():
-        return walk(root, SKIPPED_FOLDERS)
-    if root.is_file():
-        return [root]
-    fault = "is neither a file nor a folder" if root.exists() else "does not exist"
+    try:
+        if root.is_dir():
+            return walk(root, SKIPPED_FOLDERS)
+        if root.is_file():
+            return [root]
+        fault = "is neither a file nor a folder" if root.exists() else "does not exist"
+    except OSError as error:
+        refuse(error)
     raise DataError(f"{path} {fault}; name a text file, a folder of them, or {STDLIB!r}")
 
 
