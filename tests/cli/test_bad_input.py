@@ -24,7 +24,8 @@ from e2e.processes import (
     write_genesis,
 )
 from skerry import cli
-from skerry.core.events import PROTOCOL, Committed, Contribution, EpochStarted
+from skerry.core.facts import Committed, EpochStarted
+from skerry.core.messages import PROTOCOL, Contribution
 from skerry.node.model import state_of
 from skerry.store import Store
 from skerry.wire import frames

@@ -13,37 +13,29 @@ import msgspec
 
 from skerry import config as configs
 from skerry.core.events import (
-    FULL,
     Adopt,
     Arrived,
     Boundary,
-    Committed,
     Contribute,
-    Contribution,
     Departed,
-    EpochStarted,
     FastForward,
-    FragmentPosition,
     Joined,
     Merge,
     MergeDone,
     Prepared,
-    Publication,
     PublicationSent,
     Publish,
-    Pull,
     Record,
-    Report,
     Reported,
-    RunCreated,
     Snapshot,
     Started,
     Taken,
     Ticked,
     Told,
-    Welcome,
 )
+from skerry.core.facts import Committed, EpochStarted, RunCreated
 from skerry.core.learner import LearnerMachine
+from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import fold
 from skerry.core.syncer import SyncerMachine
 from skerry.node.model import decode_fact

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.core.events import Row, Seen
+from skerry.core.facts import Row, Seen
 from skerry.core.ledger import MERGED, Ledger
 
 FATES = [MERGED, "died", "fast-forward", "absent at close"]

@@ -10,36 +10,29 @@ import pytest
 
 from core.hand import TOKENS_PER_STEP, Bench, Desk, config_of, of, only
 from skerry.core.events import (
-    FULL,
     Adopt,
     Closing,
     Contribute,
-    Discarded,
     Dismiss,
-    Done,
     FastForward,
     Finish,
     Hold,
     Interrupted,
-    LifeStarted,
     Linked,
     Merge,
-    PhaseChanged,
     Publish,
-    Pull,
     Record,
-    Rejected,
     Resend,
     SayHello,
     SendReport,
     Snapshot,
-    Stop,
     Ticked,
     Told,
     Unlinked,
     Unusable,
-    Welcome,
 )
+from skerry.core.facts import Discarded, LifeStarted, PhaseChanged
+from skerry.core.messages import FULL, Done, Pull, Rejected, Stop, Welcome
 from skerry.core.quorum import grace_s
 from skerry.core.schedule import rounds_open_max
 

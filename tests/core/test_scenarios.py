@@ -22,27 +22,9 @@ from pathlib import Path
 import pytest
 
 from core.hand import Desk, config_of
-from skerry.core.events import (
-    FULL,
-    Committed,
-    Contribution,
-    Discarded,
-    Dismiss,
-    Done,
-    Finish,
-    Hold,
-    LifeStarted,
-    Merge,
-    PhaseChanged,
-    Publish,
-    Pull,
-    Record,
-    Rejected,
-    Row,
-    Send,
-    Stop,
-    Welcome,
-)
+from skerry.core.events import Dismiss, Finish, Hold, Merge, Publish, Record, Send
+from skerry.core.facts import Committed, Discarded, LifeStarted, PhaseChanged, Row
+from skerry.core.messages import FULL, Contribution, Done, Pull, Rejected, Stop, Welcome
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from core.world import Learner, Plan, World
 from skerry import config as configs
-from skerry.core.events import Contribution, MergeDone, Publication, Publish, Pull, Record
+from skerry.core.events import MergeDone, Publish, Record
 from skerry.core.learner import LearnerMachine
 from skerry.core.ledger import Settled
 from skerry.core.membership import Member
+from skerry.core.messages import Contribution, Publication, Pull
 from skerry.core.syncer import SyncerMachine
 
 SEEDS = range(int(os.environ.get("SKERRY_SEEDS", "150")))

@@ -24,42 +24,28 @@ import msgspec
 
 from skerry import config as configs
 from skerry.core.events import (
-    FULL,
     Adopt,
     Arrived,
     Boundary,
     Closing,
-    Committed,
     Contribute,
-    Contribution,
     Departed,
-    Discarded,
     Dismiss,
-    Done,
     End,
-    EpochStarted,
-    Fact,
     FastForward,
     Finish,
     Gone,
-    Hello,
     Hold,
     Joined,
-    LifeStarted,
     Linked,
     Merge,
     MergeDone,
-    PhaseChanged,
     Prepared,
-    Publication,
     PublicationSent,
     Publish,
     Record,
-    Refused,
-    Report,
     Reported,
     Resend,
-    RunCreated,
     SayHello,
     Send,
     SendReport,
@@ -72,10 +58,11 @@ from skerry.core.events import (
     Told,
     Unlinked,
     Unusable,
-    Welcome,
 )
+from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, PhaseChanged, RunCreated
 from skerry.core.learner import LearnerMachine
 from skerry.core.ledger import MERGED
+from skerry.core.messages import FULL, Contribution, Done, Hello, Publication, Refused, Report, Welcome
 from skerry.core.state import RunState, fold
 from skerry.core.syncer import SyncerMachine
 from skerry.node.model import decode_fact

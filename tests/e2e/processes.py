@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from skerry.algo import codecs
 from skerry.algo.fragments import Tensor, layout_of, split
-from skerry.core.events import (
+from skerry.core.messages import (
     FULL,
     PROTOCOL,
     Contribution,

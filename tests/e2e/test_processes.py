@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from e2e.processes import Puppet, Running, Syncer, facts_of, processes_naming, skerry, status_of, until
-from skerry.core.events import Discarded, LifeStarted
+from skerry.core.facts import Discarded, LifeStarted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = ["--learners", "2", "--model", "tiny", "--step-s", "0.05", "--steps", "60"]

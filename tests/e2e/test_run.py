@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from e2e.processes import facts_of, skerry
 from skerry.config import Config, Model
-from skerry.core.events import Committed, Discarded, EpochStarted, LifeStarted, PhaseChanged, RunCreated
+from skerry.core.facts import Committed, Discarded, EpochStarted, LifeStarted, PhaseChanged, RunCreated
 from skerry.train.loop import model_of
 from skerry.train.shapes import SHAPES, parameter_count
 

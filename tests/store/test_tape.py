@@ -213,9 +213,7 @@ def test_a_later_format_is_refused_by_name() -> None:
         Tape.open(later)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\0", b"\0" * 4096, b"junk" * 100], ids=["empty", "byte", "zeros", "junk"]
-)
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"junk" * 100], ids=["empty", "byte", "zeros", "junk"])
 def test_a_first_segment_with_nothing_in_it_begins_anew(data: bytes) -> None:
     files = with_contents(s1=data)
     tape, records = Tape.open(files)

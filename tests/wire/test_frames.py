@@ -11,16 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.core.events import (
-    PROTOCOL,
-    Contribution,
-    Done,
-    FragmentPosition,
-    Hello,
-    Publication,
-    Report,
-    Welcome,
-)
+from skerry.core.messages import PROTOCOL, Contribution, Done, FragmentPosition, Hello, Publication, Report, Welcome
 from skerry.wire import frames
 from skerry.wire.frames import (
     CHUNK_BYTES,

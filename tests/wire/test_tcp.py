@@ -10,7 +10,7 @@ import threading
 import msgspec
 import pytest
 
-from skerry.core.events import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
+from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
 from skerry.wire import frames, handshake, tcp
 from skerry.wire.frames import (
     Attached,

@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from skerry.core.events import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
+from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
 from skerry.wire.frames import CHUNK_BYTES, learner_dialect, syncer_dialect
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Lost, MemoryEndpoint, Opened, Received, Sent, join

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from skerry.core.events import Row, Seen
+from skerry.core.facts import Row, Seen
 
 MERGED = "merged"
 

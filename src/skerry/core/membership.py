@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from skerry.core.events import FULL, Report
+from skerry.core.messages import FULL, Report
 
 EMA_WEIGHT = 0.2
 

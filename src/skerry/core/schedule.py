@@ -1,4 +1,4 @@
-"""Which fragment is due, and how many rounds may be opened when.
+"""How far the run is, which fragment is due, and how many rounds may be opened when.
 
 H follows global progress (the policy); a fragment is due by steps, never by time, so H does not collapse on a fast
 network; openings are paced so that traffic stays smooth, also after an outage.
@@ -9,10 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from skerry.config import Sync
+from skerry.config import Run, Sync
+from skerry.core.ledger import Ledger
 
 WARM = "warm"
 STEADY = "steady"
+
+
+def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
+    """Share of the budget that is spent: of the time, of the tokens produced and not discarded, or of the steps."""
+    if run.minutes:
+        return elapsed_s / (60 * run.minutes)
+    if run.tokens:
+        totals = ledger.totals()
+        kept = totals.produced - sum(totals.discarded.values())
+        return kept / (run.tokens * ledger.fragment_count)
+    return sum(account.step for account in ledger.accounts.values()) / (run.steps * run.learners)
 
 
 def phase_at(sync: Sync, progress: float) -> str:

@@ -10,15 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from skerry.core.events import (
-    Committed,
-    Discarded,
-    EpochStarted,
-    Fact,
-    LifeStarted,
-    PhaseChanged,
-    RunCreated,
-)
+from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, PhaseChanged, RunCreated
 from skerry.core.ledger import MERGED, Ledger
 
 

@@ -13,49 +13,40 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from skerry.config import Config
+from skerry.core import admission
 from skerry.core.events import (
     Arrived,
-    Contribution,
     Departed,
-    Discarded,
     Dismiss,
-    Done,
     Finish,
     Hold,
     Interrupted,
     Joined,
-    LifeStarted,
     Merge,
     MergeDone,
-    PhaseChanged,
     PublicationSent,
     Publish,
-    Pull,
     Record,
-    Refused,
-    Rejected,
     Reported,
-    Row,
-    Seen,
     Send,
     Started,
-    Stop,
     SyncerAction,
     SyncerEvent,
     Ticked,
-    Welcome,
 )
-from skerry.core.ledger import MERGED
+from skerry.core.facts import Discarded, LifeStarted, PhaseChanged, Row, Seen
+from skerry.core.ledger import MERGED, Settled
 from skerry.core.membership import Member, ema
+from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, Stop, Welcome
 from skerry.core.quorum import decide, grace_s, quorum_size
 from skerry.core.schedule import (
     STEADY,
-    WARM,
     Pacer,
     first_due,
     overdue,
     phase_at,
     rounds_open_max,
+    spent_at,
     sync_every_at,
 )
 from skerry.core.state import RunState
@@ -153,10 +144,10 @@ class SyncerMachine:
             if self.state.phase == "closed":
                 self._send(self.members[event.learner], Done(self.state.epoch, known.life))
         elif self.state.phase == "closed":
-            self._do(Dismiss(event.learner, 0, "the run is closed: its budget is spent and everything is settled"))
+            self._do(Dismiss(event.learner, 0, admission.CLOSED))
         elif event.life > 0:
             newest = known.life if known else 0
-            self._do(Dismiss(event.learner, 0, _superseded(event.learner, event.life, newest)))
+            self._do(Dismiss(event.learner, 0, admission.superseded(event.learner, event.life, newest)))
         else:
             self._begin_life(event)
 
@@ -167,7 +158,7 @@ class SyncerMachine:
         index = known.index if known else len(self.state.lives)
         member = self.members.get(event.learner)
         if member is not None and member.connected:
-            self._do(Dismiss(event.learner, member.life, _superseded(event.learner, member.life, life)))
+            self._do(Dismiss(event.learner, member.life, admission.superseded(event.learner, member.life, life)))
         self._record(LifeStarted(event.learner, life, event.process, index, self.elapsed_s, 0.0))
         self._bury(event.learner, life)
         self._welcome(event.learner, life)
@@ -210,7 +201,7 @@ class SyncerMachine:
             return
         if any(at.base_version > f.version for at, f in zip(report.positions, self.state.fragments, strict=True)):
             member.disconnect()  # versions are durable before they are sent, so it is this syncer that lost some
-            self._do(Dismiss(report.learner, report.life, _ahead(report.learner)))
+            self._do(Dismiss(report.learner, report.life, admission.ahead(report.learner)))
             return
         if not member.take_report(report, self._now):
             return
@@ -254,40 +245,20 @@ class SyncerMachine:
             return
         self._payload_bytes[c.fragment] = event.payload_bytes
         reason, harmful = self._verdict(event, c)
-        if reason == "full":
+        if not reason and not self._has_room(c.fragment):
+            reason = "full"
             member.pulled_at.pop(c.fragment, None)  # asked again once there is room
-        if reason == "duplicate":
-            self._count(reason)
-        elif reason:
-            self._count(reason)
-            self._send(
-                member,
-                Rejected(self.state.epoch, c.life, c.fragment, c.seq, event.fault or reason, harmful=harmful),
-            )
-        else:
+        if not reason:
             self._hold(member, c, event.payload_bytes)
+            return
+        self._count(reason)
+        if reason != "duplicate":
+            why = event.fault or reason
+            self._send(member, Rejected(self.state.epoch, c.life, c.fragment, c.seq, why, harmful))
 
     def _verdict(self, event: Arrived, c: Contribution) -> tuple[str, bool]:
-        """Why it is refused ("" if it is not), and whether the learner's state must be thrown away."""
-        settled = self.state.ledger.settled(c.learner, c.life, c.fragment)
-        held = self.held[c.fragment].get(c.learner)
-        if c.seq <= settled.seq or (held is not None and held.life == c.life and held.seq == c.seq):
-            return "duplicate", False
-        if event.fault:
-            return event.fault.split(":")[0], True
-        if c.from_step < settled.step or c.from_tokens < settled.tokens:
-            return "overlap", True
-        if c.from_step == settled.step and c.from_tokens > settled.tokens:
-            return "tokens without steps", True
-        if c.steps <= 0 or c.tokens <= 0:
-            return "no work", True
-        if c.base_version > self.state.fragments[c.fragment].version or c.base_version < 0:
-            return "unknown base", True
-        if held is not None:
-            return "one is held", False
-        if not self._has_room(c.fragment):
-            return "full", False
-        return "", False
+        held, version = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment].version
+        return admission.verdict(c, event.fault, self._settled(c), held, version)
 
     def _has_room(self, p: int) -> bool:
         """Within `held_bytes_max`; one fragment is let in beyond it, else full rounds wait for each other for ever."""
@@ -309,6 +280,7 @@ class SyncerMachine:
 
     def _advance(self) -> None:
         """Whatever follows from where things stand: open, pull, close, end."""
+        self._measure_progress()
         if self.state.phase == "closed":
             return
         if self.state.phase == "closing":
@@ -451,45 +423,13 @@ class SyncerMachine:
                 phase=round_.phase,
                 reason=reason,
                 ready=ready,
-                rows=tuple(row for c in contributions for row in self._rows(c)),
+                rows=tuple(row for c in contributions for row in admission.rows_of(c, self._settled(c))),
                 seen=self._seen(),
                 progress=self.progress,
                 open_s=self._now - round_.opened_at,
                 elapsed_s=self.elapsed_s,
             )
         )
-
-    def _rows(self, c: Contribution) -> list[Row]:
-        """What a contribution settles: the gap its learner gave up, and its own stretch."""
-        settled = self.state.ledger.settled(c.learner, c.life, c.fragment)
-        rows = []
-        if c.from_step > settled.step:
-            rows.append(
-                Row(
-                    c.learner,
-                    c.life,
-                    c.fragment,
-                    settled.step,
-                    settled.tokens,
-                    c.from_step,
-                    c.from_tokens,
-                    "fast-forward",
-                )
-            )
-        rows.append(
-            Row(
-                c.learner,
-                c.life,
-                c.fragment,
-                c.from_step,
-                c.from_tokens,
-                c.to_step,
-                c.to_tokens,
-                MERGED,
-                c.seq,
-            )
-        )
-        return rows
 
     def _merged(self, event: MergeDone) -> None:
         fact = event.fact
@@ -624,18 +564,12 @@ class SyncerMachine:
 
     @property
     def progress(self) -> float:
-        """Share of the budget that is spent, never going back: time, or work produced and not discarded."""
-        run = self.config.run
-        if run.minutes:
-            spent = self.elapsed_s / (60 * run.minutes)
-        elif run.tokens:
-            totals = self.state.ledger.totals()
-            spent = (totals.produced - sum(totals.discarded.values())) / (run.tokens * len(self.state.fragments))
-        else:
-            steps = sum(a.step for a in self.state.ledger.accounts.values())
-            spent = steps / (run.steps * run.learners)
-        self.state.progress = max(self.state.progress, min(1.0, spent))
+        """Share of the budget that is spent, never going back."""
         return self.state.progress
+
+    def _measure_progress(self) -> None:
+        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s)
+        self.state.progress = max(self.state.progress, min(1.0, spent))
 
     @property
     def phase(self) -> str:
@@ -665,6 +599,9 @@ class SyncerMachine:
         settled = self.state.ledger.settled(member.learner, member.life, p).step
         return member.report.step - max(settled, member.report.positions[p].mark_step)
 
+    def _settled(self, c: Contribution) -> Settled:
+        return self.state.ledger.settled(c.learner, c.life, c.fragment)
+
     def _see(self, seen: Seen) -> None:
         if self.state.phase != "closed":  # the books are, too: what comes after the end was never produced
             self.state.ledger.see(seen)
@@ -690,25 +627,3 @@ def _kth_step_s(ready: list[Member], quorum: int) -> float | None:
     """The K-th fastest ready learner's step time, once K were measured."""
     times = sorted(m.step_s for m in ready if m.step_s)
     return times[quorum - 1] if len(times) >= quorum else None
-
-
-def _superseded(learner: str, life: int, newest: int) -> str:
-    if life > newest:
-        return (
-            f"learner {learner} says it is in life {life}, this syncer knows of {newest}: "
-            "it runs from an older copy of the run directory; restore the newest one"
-        )
-    return (
-        f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
-        "give each process its own --name"
-    )
-
-
-def _ahead(learner: str) -> str:
-    return (
-        f"learner {learner} holds a version that this syncer does not know: "
-        "it runs from an older copy of the run directory; restore the newest one"
-    )
-
-
-__all__ = ["RESEND_S", "WARM", "Round", "SyncerMachine"]

@@ -25,20 +25,14 @@ from skerry.algo import codecs
 from skerry.algo.fragments import F32, Fragment, Layout, split
 from skerry.algo.outer import adopt
 from skerry.core.events import (
-    FULL,
-    PROTOCOL,
     Adopt,
     Boundary,
     Contribute,
-    Contribution,
     End,
     FastForward,
-    Hello,
     LearnerAction,
     LearnerEvent,
-    LearnerMessage,
     Prepared,
-    Publication,
     Resend,
     SayHello,
     SendReport,
@@ -47,9 +41,9 @@ from skerry.core.events import (
     Taken,
     Told,
     Unusable,
-    Welcome,
 )
 from skerry.core.learner import LearnerMachine
+from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Publication, Welcome
 from skerry.node.model import digest_of
 
 log = logging.getLogger("skerry.learner")

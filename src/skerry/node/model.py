@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from skerry import config as configs
 from skerry.algo.fragments import F32, Fragment, Layout, Tensor, gather, layout_of, scatter, split
-from skerry.core.events import Fact, RunCreated
+from skerry.core.facts import Fact, RunCreated
 from skerry.core.state import RunState, fold
 from skerry.store.files import StoreError
 from skerry.store.store import Store

@@ -22,26 +22,21 @@ from skerry.algo.fragments import F32, Layout, split
 from skerry.algo.merge import Held, merge, token_weight
 from skerry.algo.outer import outer_step, publish
 from skerry.core.events import (
-    FULL,
     Arrived,
-    Committed,
-    Contribution,
     Dismiss,
-    EpochStarted,
-    Fact,
     Finish,
     Hold,
     Merge,
     MergeDone,
-    Publication,
     Publish,
     Record,
     Send,
     Started,
     SyncerAction,
     SyncerEvent,
-    SyncerMessage,
 )
+from skerry.core.facts import Committed, EpochStarted, Fact
+from skerry.core.messages import FULL, Contribution, Publication, SyncerMessage
 from skerry.core.syncer import SyncerMachine
 from skerry.node import model
 from skerry.node.model import Values

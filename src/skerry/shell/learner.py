@@ -17,21 +17,9 @@ import time
 from skerry import config as configs
 from skerry.algo import codecs
 from skerry.algo.fragments import Layout
-from skerry.core.events import (
-    FULL,
-    Answer,
-    Ask,
-    Closing,
-    Gone,
-    LearnerMessage,
-    Linked,
-    Message,
-    Publication,
-    Refused,
-    Ticked,
-    Unlinked,
-)
+from skerry.core.events import Closing, Gone, Linked, Ticked, Unlinked
 from skerry.core.learner import LearnerMachine
+from skerry.core.messages import FULL, Answer, Ask, LearnerMessage, Message, Publication, Refused
 from skerry.node.learner import LearnerNode, Parameters
 from skerry.wire.frames import ProtocolError
 from skerry.wire.tcp import Client

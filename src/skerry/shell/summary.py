@@ -16,17 +16,7 @@ from typing import Any
 import msgspec
 
 from skerry import config as configs
-from skerry.core.events import (
-    Committed,
-    Discarded,
-    EpochStarted,
-    Fact,
-    LifeStarted,
-    PhaseChanged,
-    Row,
-    RunCreated,
-    Seen,
-)
+from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, PhaseChanged, Row, RunCreated, Seen
 from skerry.core.ledger import MERGED
 from skerry.core.state import RunState
 from skerry.node.model import decode_fact

@@ -18,22 +18,17 @@ import msgspec
 
 from skerry.algo import codecs
 from skerry.algo.fragments import Layout, first_difference
-from skerry.core.events import (
+from skerry.core.events import Departed, Interrupted, Joined, PublicationSent, Reported, Ticked
+from skerry.core.messages import (
     PROTOCOL,
     Answer,
     Ask,
     Contribution,
-    Departed,
     Hello,
-    Interrupted,
-    Joined,
     Message,
-    PublicationSent,
     Refused,
     Report,
-    Reported,
     SyncerMessage,
-    Ticked,
     Welcome,
 )
 from skerry.node import telemetry

@@ -22,7 +22,7 @@ from functools import partial
 from queue import Full
 from typing import TypedDict
 
-from skerry.core.events import Message
+from skerry.core.messages import Message
 from skerry.wire import frames
 from skerry.wire.connection import Connection, Meter, Outgoing, Role
 from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload, ProtocolError, one_line

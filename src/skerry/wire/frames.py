@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
-from skerry.core.events import Contribution, LearnerMessage, Message, Publication, SyncerMessage
+from skerry.core.messages import Contribution, LearnerMessage, Message, Publication, SyncerMessage
 
 MAGIC = b"SKRY"
 FRAME_VERSION = 1

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from skerry.core.events import PROTOCOL, Refused
+from skerry.core.messages import PROTOCOL, Refused
 from skerry.wire import frames, handshake
 from skerry.wire.connection import Connection, Outgoing, why
 from skerry.wire.endpoint import Limits, TcpEndpoint

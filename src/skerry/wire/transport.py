@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from queue import Full, Queue
 from typing import Protocol
 
-from skerry.core.events import Message
+from skerry.core.messages import Message
 from skerry.wire.frames import (
     BULK_LINE,
     CONTROL_LINE,

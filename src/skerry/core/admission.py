@@ -1,0 +1,67 @@
+"""What the syncer lets in: why a contribution is refused, why a process is sent away, and what merging one settles.
+
+Pure functions of values. Exactly-once rests on two lines here: what starts before what is settled is refused, and so
+is every seq up to the settled one.
+"""
+
+from __future__ import annotations
+
+from skerry.core.facts import Row
+from skerry.core.ledger import MERGED, Settled
+from skerry.core.messages import Contribution
+
+
+def verdict(c: Contribution, fault: str, settled: Settled, held: Contribution | None, version: int) -> tuple[str, bool]:
+    """Why it is refused ("" if it is not), and whether it shows that the learner must fast-forward.
+
+    `fault` is what is wrong with its values, `held` the contribution of the same learner that lies here already.
+    """
+    if c.seq <= settled.seq or (held is not None and (held.life, held.seq) == (c.life, c.seq)):
+        return "duplicate", False
+    if fault:
+        return fault.split(":")[0], True
+    if c.from_step < settled.step or c.from_tokens < settled.tokens:
+        return "overlap", True
+    if c.from_step == settled.step and c.from_tokens > settled.tokens:
+        return "tokens without steps", True
+    if c.steps <= 0 or c.tokens <= 0:
+        return "no work", True
+    if not 0 <= c.base_version <= version:
+        return "unknown base", True
+    if held is not None:
+        return "one is held", False
+    return "", False
+
+
+def rows_of(c: Contribution, settled: Settled) -> list[Row]:
+    """What merging it settles: the gap its learner gave up, if any, and its own stretch."""
+    who = (c.learner, c.life, c.fragment)
+    start, end = (c.from_step, c.from_tokens), (c.to_step, c.to_tokens)
+    merged = Row(*who, *start, *end, MERGED, c.seq)
+    if c.from_step == settled.step:
+        return [merged]
+    return [Row(*who, settled.step, settled.tokens, *start, "fast-forward"), merged]
+
+
+def superseded(learner: str, life: int, newest: int) -> str:
+    """Why a process that says it is `life` of a learner is sent away."""
+    if life > newest:
+        return (
+            f"learner {learner} says it is in life {life}, this syncer knows of {newest}: "
+            "it runs from an older copy of the run directory; restore the newest one"
+        )
+    return (
+        f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
+        "give each process its own --name"
+    )
+
+
+def ahead(learner: str) -> str:
+    """Why a learner with a version from the future is sent away: versions are durable before they are sent."""
+    return (
+        f"learner {learner} holds a version that this syncer does not know: "
+        "it runs from an older copy of the run directory; restore the newest one"
+    )
+
+
+CLOSED = "the run is closed: its budget is spent and everything is settled"

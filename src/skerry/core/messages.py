@@ -1,0 +1,167 @@
+"""The messages that learner and syncer exchange; a bulk one is followed by a payload that only the nodes see.
+
+Every message about a fragment restates a cumulative truth, so no single one matters: a lost one is healed by the next.
+Nothing here knows how a message travels.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+PROTOCOL = 1
+FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
+
+
+# ---------------------------------------------------------------------------------------------- learner ->
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """First message of a learner: who it is and what it trains. `life` is 0 for a new process."""
+
+    protocol: int
+    learner: str
+    process: str  # drawn once per process: tells a reconnecting life from an impostor
+    life: int
+    layout: bytes  # the model's parameters, encoded; compared by the syncer's node, not by its core
+    layout_digest: str
+
+
+class Ask(Struct, frozen=True, tag=True):
+    """What is trained here? For a process that builds its model from the run's configuration, before its hello."""
+
+
+class FragmentPosition(Struct, frozen=True, array_like=True):
+    """Where a learner stands on one fragment: what it holds, what is settled, what is on its way."""
+
+    base_version: int
+    mark_step: int
+    mark_tokens: int
+    outstanding_seq: int  # 0: none
+    want_full: bool = False  # the base is unusable: send the whole fragment
+
+
+class Report(Struct, frozen=True, tag=True):
+    """A learner's whole position, after an inner step; an older `number` is ignored."""
+
+    learner: str
+    life: int
+    number: int
+    step: int
+    tokens: int
+    step_s: float  # duration of the last inner step, pacing included
+    state: str  # "training" | "stopped" (the run is closing) | "leaving" | "left"
+    positions: tuple[FragmentPosition, ...]
+    step_gap_s_max: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    loss: float = 0.0
+
+
+class Contribution(Struct, frozen=True, tag=True):
+    """Bulk: the drift of one fragment over the work in (from, to], relative to the base the learner holds."""
+
+    learner: str
+    life: int
+    seq: int
+    fragment: int
+    base_version: int
+    from_step: int
+    from_tokens: int
+    to_step: int
+    to_tokens: int
+    codec: str
+    digest: bytes  # xxh3-128 of the payload
+
+    @property
+    def steps(self) -> int:
+        return self.to_step - self.from_step
+
+    @property
+    def tokens(self) -> int:
+        return self.to_tokens - self.from_tokens
+
+
+# ---------------------------------------------------------------------------------------------- syncer ->
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """The life number, the run's whole configuration and where the data stream goes on."""
+
+    run: str
+    epoch: int
+    learner: str
+    life: int
+    index: int  # order of first joining: picks the data shard
+    config: bytes
+    prior_steps: int  # produced in earlier lives of this learner
+    prior_tokens: int
+    progress: float
+
+
+class Answer(Struct, frozen=True, tag=True):
+    """The run's name and configuration."""
+
+    run: str
+    config: bytes
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The syncer will not have this peer; `reason` is one line for a person."""
+
+    reason: str
+
+
+class Pull(Struct, frozen=True, tag=True):
+    """Contribute this fragment at the next step boundary; the same bytes again if one is outstanding."""
+
+    epoch: int
+    life: int
+    fragment: int
+    settled_seq: int
+    lossless: bool
+    progress: float
+
+
+class Publication(Struct, frozen=True, tag=True):
+    """Bulk: version `version` of a fragment, whole (base_version FULL) or as a delta on base_version."""
+
+    epoch: int
+    life: int
+    fragment: int
+    version: int
+    base_version: int
+    codec: str
+    digest: bytes  # sha256 of the resulting published values
+    settled_seq: int  # cumulative: the newest of this life's contributions that is in `version` or before
+    settled_step: int
+    progress: float
+
+
+class Rejected(Struct, frozen=True, tag=True):
+    """A contribution was refused; `harmful` ones make the learner fast-forward, others are simply not held."""
+
+    epoch: int
+    life: int
+    fragment: int
+    seq: int
+    reason: str
+    harmful: bool
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """The budget is spent: finish the step, contribute what is left, take no further step."""
+
+    epoch: int
+    life: int
+
+
+class Done(Struct, frozen=True, tag=True):
+    """Everything is settled and the run is closed."""
+
+    epoch: int
+    life: int
+
+
+LearnerMessage = Ask | Hello | Report | Contribution
+SyncerMessage = Answer | Welcome | Refused | Pull | Publication | Rejected | Stop | Done
+Message = LearnerMessage | SyncerMessage
