@@ -768,3 +768,15 @@ def test_design_leaving_hands_over_everything_first():
     desk.report("a", 3, state="left")
     assert not desk.machine.members["a"].connected
     assert desk.machine.state.ledger.totals().pending == 0
+
+
+def test_design_a_jump_of_h_is_staggered():
+    """Where the warm phase ends, fragments come due one after the other, not all together H steps later."""
+    desk = Desk(config_of({"learners": 2, "steps": 100}, num_fragments=4, sync_every=16))
+    desk.ready("a", "b")
+    for fragment in desk.machine.state.fragments:
+        fragment.sync_every = 4
+    assert [desk.machine._due_at(p) for p in range(4)] == [4, 8, 12, 16]
+    for fragment in desk.machine.state.fragments:
+        fragment.sync_every = 16
+    assert [desk.machine._due_at(p) for p in range(4)] == [16] * 4

@@ -21,6 +21,7 @@ class FragmentState(Struct):
     file: str
     digest: bytes
     file_before: str = ""
+    sync_every: int = 0  # H when this version was merged; 0 for genesis
 
 
 class LifeState(Struct):
@@ -85,7 +86,9 @@ class RunState(Struct, tag="Fold"):
         for seen in fact.seen:
             self.ledger.see(seen)
         self.ledger.book(fact.rows)
-        self.fragments[fact.fragment] = FragmentState(fact.version, fact.file, fact.digest, fragment.file)
+        self.fragments[fact.fragment] = FragmentState(
+            fact.version, fact.file, fact.digest, fragment.file, fact.sync_every
+        )
         merged = sum(row.fate == MERGED for row in fact.rows)
         self.merges += 1
         self.merges_alone += merged == 1

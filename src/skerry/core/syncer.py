@@ -336,8 +336,10 @@ class SyncerMachine:
         return Round(self._now, phase, sync_every_at(self.config.sync, self.progress))
 
     def _due_at(self, p: int) -> int:
+        """H; at the start, and where H has more than doubled, staggered offsets, so that traffic stays smooth."""
         every = sync_every_at(self.config.sync, self.progress)
-        return every if self.state.fragments[p].version else first_due(p, len(self.state.fragments), every)
+        is_jump = every > 2 * self.state.fragments[p].sync_every
+        return first_due(p, len(self.state.fragments), every) if is_jump else every
 
     def _ask_ahead(self, ready: list[Member], quorum: int) -> None:
         """Ask those who would miss a round's window before it opens, by as much as they would miss it.

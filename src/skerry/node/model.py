@@ -66,7 +66,8 @@ def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
     try:
         with safe_open(path, framework="numpy") as file:
             said = (file.metadata() or {}).get(METADATA)
-            arrays = {name: np.ascontiguousarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+            # order="C", not ascontiguousarray, which makes a scalar a vector of one
+            arrays = {name: np.asarray(file.get_tensor(name), order="C") for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; write one with skerry.save_genesis(model, path)") from None
     except (OSError, SafetensorError, TypeError) as error:
@@ -130,7 +131,7 @@ def read_model(store: Store, state: RunState, before_close: bool = False) -> dic
 
 def export(store: Store, state: RunState, path: Path) -> str:
     """Write the master as safetensors, loadable without Skerry; the file's sha256 in hex."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in sorted(read_model(store, state).items())}
+    arrays = {name: np.asarray(array, order="C") for name, array in sorted(read_model(store, state).items())}
     embeddings = [t.name for t in layout_in(state).tensors if t.kind == "embedding"]
     versions = [f.version for f in state.fragments]
     metadata = json.dumps({"run": state.created.run, "versions": versions, "embeddings": embeddings})

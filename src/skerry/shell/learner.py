@@ -183,10 +183,11 @@ class LearnerShell:
                 if isinstance(event.tag, tuple):
                     self.node.sent(*event.tag)
             case Lost():
-                if self.node.machine is not None and event.peer == self._peer:
+                if event.peer == self._peer:
+                    self._peer = None
                     log.info("syncer lost: %s", event.reason)
-                    self.node.handle(Unlinked())
-                self._peer = None
+                    if self.node.machine is not None:
+                        self.node.handle(Unlinked())
 
     def _linked(self) -> None:
         if self.node.machine is None:

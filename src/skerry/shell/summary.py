@@ -18,6 +18,7 @@ import msgspec
 from skerry import config as configs
 from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, PhaseChanged, Row, RunCreated, Seen
 from skerry.core.ledger import MERGED
+from skerry.core.schedule import STEADY
 from skerry.core.state import RunState
 from skerry.node.model import decode_fact
 from skerry.shell.local import Kill
@@ -119,6 +120,7 @@ def summarise(
             "balance": t.produced - t.merged - sum(t.discarded.values()) - pending,
         },
         "contributors_mean": _mean([sum(r.fate == MERGED for r in c.rows) for c in t.commits]),
+        "sync_every_effective": _mean([_steps_max(c) for c in t.commits if c.phase == STEADY]),
         "goodput": t.merged / per / capacity if capacity else 0.0,
         "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
         "merge_gap_max_s": _gap_max([c.at for c in t.commits]),
@@ -188,6 +190,11 @@ def _learner(t: Tally, name: str, speed: float) -> dict[str, Any]:
         "tokens_merged": _share(sum(row.tokens for row, _ in mine), t.fragment_count),
         "step_gap_s_max": max(s.step_gap_s_max for s in t.seen.values() if s.learner == name),
     }
+
+
+def _steps_max(c: Committed) -> int:
+    """Steps of the fastest contributor since its last merge of this fragment: H as it turned out."""
+    return max(row.steps for row in c.rows if row.fate == MERGED)
 
 
 def _weighted(c: Committed) -> list[tuple[Row, float]]:

@@ -1,0 +1,356 @@
+"""A real syncer node on a real store, joined with real learner nodes by hand: no socket, no thread, virtual time.
+
+Messages are encoded and decoded and payloads copied, so nothing is shared that could not travel. They are delivered in
+the order they were sent, between ticks of one clock; `tap` sees each on its way and may change or lose it. Learners
+"train" by adding increments that are remembered in float64, so that a test can say where every bit of work went.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from skerry import config as configs
+from skerry.algo import codecs
+from skerry.algo.fragments import Tensor, gather, layout_of, split
+from skerry.core.events import Closing, Departed, Joined, Linked, PublicationSent, Reported, Ticked, Unlinked
+from skerry.core.facts import Committed
+from skerry.core.ledger import MERGED
+from skerry.core.messages import Contribution, Hello, LearnerMessage, Publication, Report, SyncerMessage
+from skerry.node import model
+from skerry.node.learner import LearnerNode
+from skerry.node.syncer import SyncerNode
+from skerry.store import Store
+
+STEP_S = 0.125  # exact in binary, so that virtual time has no rounding
+STEP_TOKENS = 8
+TICKS_MAX = 5000  # far more than anything here needs: a run that stands still fails instead of hanging
+
+TENSORS = (
+    Tensor("bias", (5,)),
+    Tensor("emb.weight", (20, 16), "embedding"),
+    Tensor("scale", ()),
+    Tensor("mlp.weight", (33, 7)),
+)
+
+
+def config_of(learners=1, steps=10**6, **tables):
+    """The fixed policy with a plain mean and outer step 1, so that work can be followed; tables override it."""
+    plain = {
+        "run": {"steps": steps, "learners": learners},
+        "sync": {
+            "policy": "fixed", "num_fragments": 3, "sync_every": 4, "fragment_sync_delay": 2, "quorum": learners,
+        },
+        "merge": {"rule": "mean"},
+        "outer": {"rule": "sgd", "lr": 1.0},
+        "wire": {"codec_up": "fp32", "codec_down": "fp32"},
+    }  # fmt: skip
+    overrides = [(f"{t}.{k}", v) for source in (plain, tables) for t, keys in source.items() for k, v in keys.items()]
+    return configs.validate(configs.resolve(configs.default(), overrides=overrides))
+
+
+class NumpyParameters:
+    """Live parameters as one flat array a fragment."""
+
+    def __init__(self):
+        self.values = {}
+        self.optimizer_resets = 0
+
+    def read(self, fragment):
+        copy = self.values[fragment.index].copy()
+        return lambda: copy
+
+    def add(self, fragment, increment):
+        self.values[fragment.index] += increment
+
+    def write(self, fragment, values):
+        self.values[fragment.index] = values.copy()
+
+    def reset_optimizer(self):
+        self.optimizer_resets += 1
+
+
+@dataclass
+class Wire:
+    """One message on its way; `to` is None for the syncer."""
+
+    to: str | None
+    sender: str
+    message: bytes
+    payload: bytearray | None
+    tag: object
+
+
+@dataclass
+class Loop:
+    """A training loop around a learner node; it is also the node's link."""
+
+    name: str
+    pair: "Pair"
+    every: int  # ticks a step takes
+    scale: float
+    draw: np.random.Generator
+    parameters: NumpyParameters = field(default_factory=NumpyParameters)
+    worked: list = field(default_factory=list)  # float64 sums of what was added, per fragment
+    is_linked: bool = False
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def __post_init__(self):
+        pair = self.pair
+        self.node = LearnerNode(self.name, pair.layout, self.parameters, self, f"of-{self.name}", lambda: pair.now)
+        self.worked = [np.zeros(fragment.size) for fragment in pair.fragments]
+
+    @property
+    def machine(self):
+        return self.node.machine
+
+    @property
+    def is_running(self):
+        return self.node.is_adopted and not self.machine.is_stop_asked and self.machine.state == "training"
+
+    def send(self, message, payload=None, tag=None):
+        if self.is_linked:
+            body = bytearray(payload) if payload is not None else None
+            self.pair.wires.append(Wire(None, self.name, msgspec.msgpack.encode(message), body, tag))
+
+    def step(self):
+        """One inner step: a known increment, then the boundary."""
+        for fragment in self.pair.fragments:
+            increment = self.increment(fragment)
+            self.parameters.values[fragment.index] += increment
+            self.worked[fragment.index] += increment
+        self.boundary(1, STEP_TOKENS, self.every * STEP_S)
+
+    def increment(self, fragment):
+        """Multiples of 2^-14, so that float32 adds many of them without rounding; zero between the tensors."""
+        flat = np.zeros(fragment.size, np.float32)
+        for slot in fragment.slots:
+            drawn = self.draw.normal(self.scale, self.scale, slot.size)
+            flat[slot.offset : slot.offset + slot.size] = np.round(drawn * 2**14) / 2**14
+        return flat
+
+    def boundary(self, steps=0, tokens=0, step_s=0.0):
+        self.node.boundary(steps, tokens, step_s)
+        self.node.drain_boundaries()
+
+    def drift(self, p):
+        """Everything this learner holds that the world does not have: θ − Θ_b and residual, less what is merged."""
+        drift = self.parameters.values[p].astype(np.float64) - self.node.bases[p]
+        if self.node.residuals[p] is not None:
+            drift += self.node.residuals[p]
+        out = self.node.outstanding.get(p)
+        if out is not None and out.contribution.seq <= self.pair.settled_seq(self, p):
+            drift -= codecs.decode(out.contribution.codec, np.frombuffer(out.payload, np.uint8))
+        return drift
+
+
+class Pair:
+    """The syncer, the learners and the wires between them."""
+
+    def __init__(self, root, config, tensors=TENSORS):
+        self.root, self.now, self.ticks = root, 0.0, 0
+        self.layout = layout_of(tensors)
+        self.fragments = split(self.layout, config.sync.num_fragments)
+        draw = np.random.default_rng(11)
+        self.arrays = {t.name: np.round(draw.normal(size=t.shape) * 2**10).astype(np.float32) / 2**10 for t in tensors}
+        self.genesis = [gather(fragment, self.arrays) for fragment in self.fragments]
+        self.loops = {}
+        self.wires = deque()
+        self.tap = lambda learner, message, payload: (message, payload)
+        self.contributions = {}  # (learner, life, seq) -> (message, payload) as the syncer got it
+        self.publications = []  # (learner, message) as they were handed to learners
+        self.dismissed = []
+        with Store.open(root) as store:
+            model.create_run(store, config, self.layout, self.arrays, at=0.0)
+        self._open()
+
+    def _open(self):
+        self.store = Store.open(self.root)
+        self.syncer = SyncerNode(self.store, self, lambda: self.now, self.now)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.store.close()
+
+    # ------------------------------------------------------------------------------------------ who takes part
+
+    def join(self, name, every=1, scale=2**-6):
+        """A learner that takes a step every so many ticks; it holds every fragment on return."""
+        seed = np.random.default_rng([len(self.loops), 5])
+        loop = self.loops[name] = Loop(name, self, every, scale, seed)
+        self.link(name)
+        loop.boundary()  # no time passes, so that learners that join one after the other begin together
+        self.deliver()
+        self.until(lambda: loop.node.is_adopted)
+        return loop
+
+    def link(self, name):
+        loop = self.loops[name]
+        loop.is_linked = True
+        loop.node.relinked()
+        if loop.machine is None:
+            loop.send(loop.node.hello(0))
+        else:
+            loop.node.handle(Linked())
+        self.deliver()
+
+    def unlink(self, name):
+        loop = self.loops[name]
+        loop.is_linked = False
+        self.wires = deque(w for w in self.wires if name not in (w.to, w.sender))
+        loop.node.handle(Unlinked())
+        self.syncer.handle(Departed(name, loop.machine.life), self.now)
+        self.deliver()
+
+    def restart(self):
+        """The syncer's process ends without a word and another takes over the directory."""
+        for loop in self.loops.values():
+            loop.is_linked = False
+            loop.node.handle(Unlinked())
+        self.wires.clear()
+        self.store.close()
+        self._open()
+        for name in self.loops:
+            self.link(name)
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def tick(self):
+        """One tick of the clock: whoever is due steps, messages are delivered, both sides notice the time."""
+        self.ticks += 1
+        self.now += STEP_S
+        for loop in self.loops.values():
+            if loop.is_running and self.ticks % loop.every == 0:
+                loop.step()
+            elif not loop.is_running and loop.node.has_work:
+                loop.boundary()
+            self.deliver()
+        for loop in self.loops.values():
+            if loop.machine is not None:
+                loop.node.handle(Ticked())
+        self.syncer.handle(Ticked(), self.now)
+        self.deliver()
+
+    def run(self, ticks):
+        for _ in range(ticks):
+            self.tick()
+
+    def until(self, condition):
+        for _ in range(TICKS_MAX):
+            if condition():
+                return
+            self.tick()
+        raise AssertionError(f"{TICKS_MAX} ticks were not enough: {self.syncer.machine}")
+
+    def close(self):
+        """Go on to the end of the budget and through the closing merge, until every learner has the last versions."""
+        self.until(lambda: self.syncer.machine.state.phase in ("closing", "closed"))
+        closing = set()
+
+        def is_over():
+            for name, loop in self.loops.items():
+                if loop.machine.is_stop_asked and name not in closing:
+                    closing.add(name)
+                    loop.node.handle(Closing())
+                    self.deliver()
+            return self.syncer.finished and all(loop.node.ended and self.is_current(loop) for loop in linked)
+
+        linked = [loop for loop in self.loops.values() if loop.is_linked]
+        self.until(is_over)
+        for loop in linked:
+            loop.boundary()
+
+    def is_current(self, loop):
+        return [p.base_version for p in loop.machine.positions] == self.versions
+
+    # ------------------------------------------------------------------------------------------ messages
+
+    def send(self, learner, life, message, payload, tag):
+        """The syncer's outbox; what is sent to a learner that is not there is lost."""
+        if self.loops[learner].is_linked:
+            body = bytearray(payload) if payload is not None else None
+            self.wires.append(Wire(learner, "", msgspec.msgpack.encode(message), body, tag))
+
+    def dismiss(self, learner, life, reason):
+        self.dismissed.append((learner, reason))
+
+    def deliver(self):
+        while self.wires:
+            wire = self.wires.popleft()
+            if wire.to is None:
+                self._to_syncer(wire)
+            else:
+                self._to_learner(wire)
+
+    def _to_syncer(self, wire):
+        message = msgspec.msgpack.decode(wire.message, type=LearnerMessage)
+        if wire.tag is not None:
+            self.loops[wire.sender].node.sent(*wire.tag)
+        tapped = self.tap(wire.sender, message, wire.payload)
+        if tapped is None:
+            return
+        match tapped[0]:
+            case Hello() as hello:
+                self.syncer.handle(Joined(hello.learner, hello.process, hello.life), self.now)
+            case Report() as report:
+                self.syncer.handle(Reported(report), self.now)
+            case Contribution() as c:
+                self.contributions[c.learner, c.life, c.seq] = (c, bytes(tapped[1]))
+                self.syncer.contribution(c, tapped[1], self.now)
+
+    def _to_learner(self, wire):
+        message = msgspec.msgpack.decode(wire.message, type=SyncerMessage)
+        tapped = self.tap(wire.to, message, wire.payload)
+        if tapped is not None:
+            if isinstance(message, Publication):
+                self.publications.append((wire.to, message))
+            self.loops[wire.to].node.told(*tapped)
+        if wire.tag is not None:
+            self.syncer.handle(PublicationSent(wire.to, message.life, *wire.tag), self.now)
+
+    # ------------------------------------------------------------------------------------------ what a test looks at
+
+    @property
+    def versions(self):
+        return [fragment.version for fragment in self.syncer.machine.state.fragments]
+
+    @property
+    def commits(self):
+        facts = (model.decode_fact(record.body) for record in self.store.history())
+        return [fact for fact in facts if isinstance(fact, Committed)]
+
+    def settled_seq(self, loop, p):
+        return self.syncer.machine.state.ledger.settled(loop.name, loop.machine.life, p).seq
+
+    def master(self, p):
+        values = self.syncer.values[p]
+        return values.theta.astype(np.float64) + values.error
+
+    def decoded(self, row):
+        """What a merged row carried, as the syncer decoded it."""
+        c, payload = self.contributions[row.learner, row.life, row.seq]
+        return codecs.decode(c.codec, np.frombuffer(payload, np.uint8))
+
+    def merged_work(self, name, p):
+        """The sum of everything of this learner that is in the global fragment, each contribution whole."""
+        total = np.zeros(self.fragments[p].size)
+        for commit in self.commits:
+            for row in commit.rows:
+                if (row.learner, row.fragment, row.fate) == (name, p, MERGED):
+                    total += self.decoded(row)
+        return total
+
+    def booked_work(self, p):
+        """Σ over commits of Σ w v / Σ w: what a mean with outer step 1 has added to the first version."""
+        total = np.zeros(self.fragments[p].size)
+        for commit in self.commits:
+            if commit.fragment == p:
+                rows = [row for row in commit.rows if row.fate == MERGED]
+                assert len(rows) == len(commit.weights)
+                for row, weight in zip(rows, commit.weights, strict=True):
+                    total += weight / sum(commit.weights) * self.decoded(row)
+        return total
