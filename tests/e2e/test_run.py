@@ -135,7 +135,7 @@ def test_traffic_is_a_fraction_of_data_parallel(summary):
 
 
 def test_the_slow_learner_is_never_left_out_for_long(summary, commits):
-    """What comes too late for one round is held for the next: of two merges of a fragment it is in one at least."""
+    """It is asked ahead of a round, and what still comes too late is held for the next: in one of two at least."""
     pairs = [
         (a, b)
         for p in range(summary["fragments"])
@@ -143,7 +143,7 @@ def test_the_slow_learner_is_never_left_out_for_long(summary, commits):
     ]
     present = sum(any(row.learner == SLOW for commit in pair for row in commit.rows) for pair in pairs)
     assert present / len(pairs) > 0.9
-    assert summary["learners"][SLOW]["merges_share"] > 0.45
+    assert summary["learners"][SLOW]["merges_share"] > 0.5
 
 
 def test_the_slow_learner_has_about_a_third_of_a_fast_ones_weight(summary):

@@ -136,17 +136,15 @@ class TorchParameters:
         flat = torch.zeros(fragment.size, dtype=torch.float32, device=first.device)
         for slot in fragment.slots:
             flat[slot.offset : slot.offset + slot.size].copy_(self._named[slot.name].reshape(-1))
-        if flat.device.type == "cpu":
-            return flat.numpy
-        host = torch.empty(fragment.size, dtype=torch.float32, pin_memory=flat.device.type == "cuda")
+        if flat.device.type != "cuda":
+            return flat.cpu().numpy  # already there, or waited for: other devices have no event to wait for later
+        host = torch.empty(fragment.size, dtype=torch.float32, pin_memory=True)
         host.copy_(flat, non_blocking=True)
-        copied = torch.cuda.Event() if flat.device.type == "cuda" else None
-        if copied is not None:
-            copied.record()
+        copied = torch.cuda.Event()
+        copied.record()
 
         def values() -> F32:
-            if copied is not None:
-                copied.synchronize()
+            copied.synchronize()
             return host.numpy()
 
         return values

@@ -443,7 +443,8 @@ class SyncerMachine:
             if row.fate == MERGED and held is not None and held.seq == row.seq and held.life == row.life:
                 del self.held[p][row.learner]
                 self.held_bytes.pop((row.learner, p), None)
-                self._bury(row.learner, self.state.lives[row.learner].life)
+                if row.life != self.state.lives[row.learner].life:
+                    self._discard(row.learner, row.life, "died")  # the rest of a life that is over
         self._closed_at[p] = self._now
         self._adopting[p] = {m.learner for m in self._ready()}
         for member in self._connected():

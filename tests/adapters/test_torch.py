@@ -1,0 +1,302 @@
+"""The torch adapter: a model's parameters as fragments, and the five lines that make a plain loop a learner."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import skerry
+from e2e.processes import WAIT_S, Running, facts_of, status_of, until
+from skerry.adapters.torch import RefusedError, TorchParameters, layout_of_model, trainable
+from skerry.algo.fragments import gather, split
+from skerry.core.facts import Committed, PhaseChanged
+from skerry.node.model import export, read_genesis, state_of
+from skerry.shell.address import PORT, parse_address
+from skerry.store import Store
+from skerry.wire.transport import WireError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
+
+
+class Odd(nn.Module):
+    """Tied, frozen, scalar, transposed and oddly sized parameters."""
+
+    def __init__(self):
+        super().__init__()
+        draw = torch.Generator().manual_seed(2)
+        self.embed = nn.Embedding(11, 7)
+        self.bag = nn.EmbeddingBag(3, 5)
+        self.frozen = nn.Linear(7, 2)
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+        self.turned = nn.Parameter(torch.randn(129, 3, generator=draw).t())
+        self.vector = nn.Parameter(torch.randn(1, generator=draw))
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.frozen(self.embed(tokens)).sum()
+        return self.head(x) * self.temperature + self.turned.mean() + self.vector + self.bag.weight.mean()
+
+
+NAMES = ["bag.weight", "embed.weight", "temperature", "turned", "vector"]
+
+
+def values_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+# ------------------------------------------------------------------------------------------ alone
+
+
+def test_without_an_address_a_learner_does_nothing(monkeypatch):
+    monkeypatch.delenv("SKERRY_SYNCER", raising=False)
+    threads, model = threading.enumerate(), Odd()
+    before = values_of(model)
+    for syncer in (None, ""):
+        with skerry.Learner(model, torch.optim.AdamW(trainable(model).values()), syncer) as learner:
+            assert threading.enumerate() == threads
+            assert [learner.step(tokens=5) for _ in range(3)] == [True] * 3
+            assert learner.is_running and learner.progress == 0.0 and learner.ramp == 1.0
+            assert learner.config is None and learner.index == 0 and learner.prior_steps == 0
+    learner.close()
+    assert threading.enumerate() == threads
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("skerry://syncer.example:7000", "syncer.example", 7000),
+        ("skerry://syncer.example:7000/", "syncer.example", 7000),
+        ("10.0.0.1:7000", "10.0.0.1", 7000),
+        ("localhost", "localhost", PORT),
+        ("skerry://localhost", "localhost", PORT),
+        ("[::1]:7000", "::1", 7000),
+        ("skerry://[fe80::1]:7000", "fe80::1", 7000),
+        ("[::1]", "::1", PORT),
+    ],
+)
+def test_addresses(address, host, port):
+    assert parse_address(address) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "skerry://", ":", "::1", "host:port", "host:-1", "host:7_0", "http://host:80", "a:b:7", "[::1:7"]
+)
+def test_an_address_that_is_none_is_refused_in_one_line(address):
+    with pytest.raises(WireError, match="write host:port") as refusal:
+        parse_address(address)
+    assert "\n" not in str(refusal.value)
+
+
+# ------------------------------------------------------------------------------------------ parameters
+
+
+def test_layout_counts_tied_weights_once_leaves_frozen_ones_out_and_knows_embeddings():
+    tensors = layout_of_model(Odd()).tensors
+    assert [(t.name, t.shape, t.kind) for t in tensors] == [
+        ("bag.weight", (3, 5), "embedding"),
+        ("embed.weight", (11, 7), "embedding"),
+        ("temperature", (), "other"),
+        ("turned", (3, 129), "other"),
+        ("vector", (1,), "other"),
+    ]
+
+
+def test_a_weight_tied_to_an_embedding_is_one_whatever_its_name():
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Embedding(6, 4))
+    model[1].weight = model[0].weight
+    assert [(t.name, t.kind) for t in layout_of_model(model).tensors] == [("0.weight", "embedding")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_parameter_that_is_not_float32_is_refused_by_name(dtype):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False, dtype=dtype))
+    refusal = f"parameter 1.weight is {dtype}: keep parameters in torch.float32"
+    for refused in (layout_of_model, lambda m: TorchParameters(m, None), lambda m: skerry.Learner(m, syncer="host:1")):
+        with pytest.raises(ValueError, match=refusal):
+            refused(model)
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    model = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        layout_of_model(model)
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2, 5])
+def test_read_add_and_write_are_the_parameters_and_nothing_else(num_fragments):
+    model = Odd()
+    parameters = TorchParameters(model, None)
+    frozen = model.frozen.weight.clone()
+    assert not model.turned.is_contiguous()
+    draw = np.random.default_rng(4)
+    fragments = split(layout_of_model(model), num_fragments)
+    assert sorted(slot.name for f in fragments for slot in f.slots) == NAMES
+    for fragment in fragments:
+        start = {name: p.detach().numpy().copy() for name, p in trainable(model).items()}
+        read = parameters.read(fragment)()
+        np.testing.assert_array_equal(read, gather(fragment, start))
+
+        increment = draw.normal(size=fragment.size).astype(np.float32)
+        pending = parameters.read(fragment)
+        parameters.add(fragment, increment)
+        np.testing.assert_array_equal(pending(), read, err_msg="a snapshot is of when it was taken")
+        shifted = {name: p.detach().numpy() for name, p in trainable(model).items()}
+        at = np.concatenate([np.arange(slot.offset, slot.offset + slot.size) for slot in fragment.slots])
+        np.testing.assert_array_equal(gather(fragment, shifted)[at], (read + increment)[at])
+
+        read.flags.writeable = False  # as a base is
+        parameters.write(fragment, read)
+        np.testing.assert_array_equal(parameters.read(fragment)(), read)
+        for name, p in trainable(model).items():
+            np.testing.assert_array_equal(p.detach().numpy(), start[name])
+    assert model.head.weight is model.embed.weight and not model.turned.is_contiguous()
+    assert torch.equal(model.frozen.weight, frozen)
+
+
+def test_written_values_are_not_shared_with_the_model():
+    model = nn.Linear(3, 2)
+    (fragment,) = split(layout_of_model(model), 1)
+    base = np.ones(fragment.size, np.float32)
+    TorchParameters(model, None).write(fragment, base)
+    with torch.no_grad():
+        model.weight.zero_()
+    assert (base == 1).all()
+
+
+def test_resetting_the_optimizer_forgets_its_state_and_keeps_its_settings():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert len(optimizer.state) == 2
+    TorchParameters(model, optimizer).reset_optimizer()
+    assert len(optimizer.state) == 0 and optimizer.param_groups[0]["lr"] == 0.25
+    optimizer.step()
+    TorchParameters(model, None).reset_optimizer()  # one without an optimizer has nothing to forget
+
+
+def test_a_saved_genesis_is_the_model(tmp_path):
+    model = Odd()
+    skerry.save_genesis(model, tmp_path / "genesis.safetensors")
+    layout, arrays = read_genesis(tmp_path / "genesis.safetensors")
+    assert layout == layout_of_model(model) and sorted(arrays) == NAMES
+    for name, p in trainable(model).items():
+        assert arrays[name].dtype == np.float32 and arrays[name].shape == tuple(p.shape)
+        np.testing.assert_array_equal(arrays[name], p.detach().numpy())
+
+
+# ------------------------------------------------------------------------------------------ attached
+
+
+def serve(folder, genesis, *options):
+    """A real syncer of this genesis, left running, and its address."""
+    syncer = Running(folder, "syncer", "--run", folder / "run", "--port", "0", "--genesis", genesis, *options)
+    try:
+        until(lambda: syncer.process.poll() is not None or status_of(folder / "run"), "the syncer to come up")
+        assert syncer.process.poll() is None, syncer.said
+    except BaseException:
+        syncer.__exit__()
+        raise
+    return syncer, status_of(folder / "run")["address"]
+
+
+def environment(**changes):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SKERRY_")}
+    return kept | changes
+
+
+def run_example(*words, **changes):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *map(str, words)],
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch):
+    """What the syncer has replaces what the model had; after the close both have the same."""
+    genesis, model = tmp_path / "genesis.safetensors", Odd()
+    skerry.save_genesis(model, genesis)
+    _, first = read_genesis(genesis)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    frozen = model.frozen.weight.clone()
+    options = [
+        "--run.steps=40", "--run.learners=1", "--sync.num_fragments=3", "--sync.sync_every=4",
+        "--wire.codec_up=fp32", "--wire.codec_down=fp32",
+    ]  # fmt: skip
+    syncer, address = serve(tmp_path, genesis, *options)
+    with syncer:
+        with pytest.raises(RefusedError, match=r"the model differs from the run's: 0\.weight is missing there"):
+            skerry.Learner(nn.Sequential(nn.Linear(2, 2, bias=False)), syncer=address, name="other")
+        monkeypatch.setenv("SKERRY_SYNCER", f"skerry://{address}")
+        optimizer = torch.optim.AdamW(trainable(model).values(), lr=0.01)
+        learner = skerry.Learner(model, optimizer, name="here")
+        for name, parameter in trainable(model).items():
+            np.testing.assert_array_equal(parameter.detach().numpy(), first[name])
+        assert learner.progress == 0.0 and learner.index == 0 and learner.prior_steps == 0 and learner.ramp == 1.0
+        assert learner.config.sync.num_fragments == 3
+        for tokens, error in [(0, ValueError), (-3, ValueError), (1.5, TypeError), ("4", TypeError), (None, TypeError)]:
+            with pytest.raises(error):
+                learner.step(tokens=tokens)
+        seen, deadline = [], time.monotonic() + WAIT_S
+        while learner.is_running:
+            assert time.monotonic() < deadline
+            model(torch.arange(11)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(learner.progress)
+            if not learner.step(tokens=11):
+                break
+        learner.close()
+        assert syncer.wait() == 0, syncer.said
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skerry")]
+    assert seen == sorted(seen) and learner.progress == 1.0 and not learner.is_running
+    assert torch.equal(model.frozen.weight, frozen) and model.head.weight is model.embed.weight
+    with Store.open(tmp_path / "run", readonly=True) as store:
+        state = state_of(store)
+        export(store, state, tmp_path / "model.safetensors")
+    assert state.phase == "closed" and state.ledger.totals().discarded == {} and state.ledger.totals().pending == 0
+    _, final = read_genesis(tmp_path / "model.safetensors")
+    for name, parameter in trainable(model).items():
+        assert parameter.shape == final[name].shape
+        np.testing.assert_allclose(parameter.detach().numpy(), final[name], rtol=0, atol=1e-5)
+        assert np.abs(final[name] - first[name]).max() > 1e-3, "it has learnt"
+
+
+def test_the_example_adds_five_lines_to_a_plain_loop_and_runs_without_a_syncer():
+    lines = [line for line in EXAMPLE.read_text().splitlines() if "# +" in line]
+    assert 0 < len(lines) <= 5
+    said = run_example().stdout.splitlines()
+    assert [line.split()[1] for line in said] == [str(step) for step in range(0, 300, 50)]
+    assert float(said[-1].split()[-1]) < float(said[0].split()[-1])
+
+
+def test_the_example_is_a_learner_of_a_real_syncer(tmp_path):
+    genesis = tmp_path / "genesis.safetensors"
+    run_example("--genesis", genesis)
+    options = ["--run.steps=120", "--run.learners=1", "--sync.num_fragments=3"]
+    syncer, address = serve(tmp_path, genesis, *options)
+    with syncer:
+        said = run_example(SKERRY_SYNCER=address, SKERRY_NAME="a").stdout.splitlines()
+        assert syncer.wait() == 0, syncer.said
+    assert len(said) < 6, "it stopped when the budget was spent, not after its 300 steps"
+    facts = facts_of(tmp_path / "run")
+    merged = [row for fact in facts if isinstance(fact, Committed) for row in fact.rows]
+    assert {(row.learner, row.fate) for row in merged} == {("a", "merged")}
+    assert isinstance(facts[-1], PhaseChanged) and facts[-1].phase == "closed"
