@@ -54,6 +54,8 @@ class Ledger(Struct):
 
     fragment_count: int
     accounts: dict[str, Account] = field(default_factory=dict)
+    steps: int = 0  # of all lives
+    produced: int = 0  # running sums, in tokens x fragments
     merged: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
 
@@ -69,8 +71,7 @@ class Ledger(Struct):
     def see(self, seen: Seen) -> None:
         """Raise the produced position of a life; older sightings change nothing."""
         account = self.account(seen.learner, seen.life)
-        account.step = max(account.step, seen.step)
-        account.tokens = max(account.tokens, seen.tokens)
+        self._raise(account, seen.step, seen.tokens)
         account.bytes_up = max(account.bytes_up, seen.bytes_up)
         account.bytes_down = max(account.bytes_down, seen.bytes_down)
         account.step_gap_s_max = max(account.step_gap_s_max, seen.step_gap_s_max)
@@ -88,11 +89,16 @@ class Ledger(Struct):
             assert row.to_step >= row.from_step and row.to_tokens >= row.from_tokens, row
             settled.step, settled.tokens = row.to_step, row.to_tokens
             settled.seq = max(settled.seq, row.seq)
-            account.step, account.tokens = max(account.step, row.to_step), max(account.tokens, row.to_tokens)
+            self._raise(account, row.to_step, row.to_tokens)
             if row.fate == MERGED:
                 self.merged += row.tokens
             else:
                 self.discarded[row.fate] = self.discarded.get(row.fate, 0) + row.tokens
+
+    def _raise(self, account: Account, step: int, tokens: int) -> None:
+        self.steps += max(0, step - account.step)
+        self.produced += max(0, tokens - account.tokens) * self.fragment_count
+        account.step, account.tokens = max(account.step, step), max(account.tokens, tokens)
 
     def rest(self, learner: str, life: int, fragment: int, fate: str) -> list[Row]:
         """The row that would discard what this life has pending on a fragment (none if nothing is)."""
@@ -115,4 +121,5 @@ class Ledger(Struct):
                     settled,
                     account,
                 )
-        assert self.totals().balance == 0, self.totals()
+        totals = self.totals()
+        assert totals.balance == 0 and totals.produced == self.produced, (totals, self.produced)

@@ -21,10 +21,9 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
     if run.minutes:
         return elapsed_s / (60 * run.minutes)
     if run.tokens:
-        totals = ledger.totals()
-        kept = totals.produced - sum(totals.discarded.values())
+        kept = ledger.produced - sum(ledger.discarded.values())
         return kept / (run.tokens * ledger.fragment_count)
-    return sum(account.step for account in ledger.accounts.values()) / (run.steps * run.learners)
+    return ledger.steps / (run.steps * run.learners)
 
 
 def phase_at(sync: Sync, progress: float) -> str:
