@@ -30,7 +30,7 @@ class Odd(nn.Module):
 
     def __init__(self):
         super().__init__()
-        draw = torch.Generator().manual_seed(2)
+        torch.manual_seed(2)
         self.embed = nn.Embedding(11, 7)
         self.bag = nn.EmbeddingBag(3, 5)
         self.frozen = nn.Linear(7, 2)
@@ -38,8 +38,8 @@ class Odd(nn.Module):
         self.head = nn.Linear(7, 11, bias=False)
         self.head.weight = self.embed.weight
         self.temperature = nn.Parameter(torch.tensor(1.5))
-        self.turned = nn.Parameter(torch.randn(129, 3, generator=draw).t())
-        self.vector = nn.Parameter(torch.randn(1, generator=draw))
+        self.turned = nn.Parameter(torch.randn(129, 3).t())
+        self.vector = nn.Parameter(torch.randn(1))
 
     def forward(self, tokens):
         x = self.embed(tokens) + self.frozen(self.embed(tokens)).sum()
@@ -240,6 +240,7 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
         "--run.steps=40", "--run.learners=1", "--sync.num_fragments=3", "--sync.sync_every=4",
         "--wire.codec_up=fp32", "--wire.codec_down=fp32",
     ]  # fmt: skip
+    threads = threading.enumerate()
     syncer, address = serve(tmp_path, genesis, *options)
     with syncer:
         with pytest.raises(RefusedError, match=r"the model differs from the run's: 0\.weight is missing there"):
@@ -265,7 +266,7 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
                 break
         learner.close()
         assert syncer.wait() == 0, syncer.said
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skerry")]
+    until(lambda: threading.enumerate() == threads, "its threads to end")
     assert seen == sorted(seen) and learner.progress == 1.0 and not learner.is_running
     assert torch.equal(model.frozen.weight, frozen) and model.head.weight is model.embed.weight
     with Store.open(tmp_path / "run", readonly=True) as store:
@@ -276,7 +277,7 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
     for name, parameter in trainable(model).items():
         assert parameter.shape == final[name].shape
         np.testing.assert_allclose(parameter.detach().numpy(), final[name], rtol=0, atol=1e-5)
-        assert np.abs(final[name] - first[name]).max() > 1e-3, "it has learnt"
+    assert all((final[name] != first[name]).any() for name in NAMES), "it has learnt"
 
 
 def test_the_example_adds_five_lines_to_a_plain_loop_and_runs_without_a_syncer():
@@ -287,6 +288,7 @@ def test_the_example_adds_five_lines_to_a_plain_loop_and_runs_without_a_syncer()
     assert float(said[-1].split()[-1]) < float(said[0].split()[-1])
 
 
+@pytest.mark.slow
 def test_the_example_is_a_learner_of_a_real_syncer(tmp_path):
     genesis = tmp_path / "genesis.safetensors"
     run_example("--genesis", genesis)

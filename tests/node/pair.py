@@ -94,6 +94,7 @@ class Loop:
     parameters: NumpyParameters = field(default_factory=NumpyParameters)
     worked: list = field(default_factory=list)  # float64 sums of what was added, per fragment
     is_linked: bool = False
+    is_late: bool = False  # its node thread hears of a boundary only after what came in since it was passed
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -101,6 +102,7 @@ class Loop:
         pair = self.pair
         self.node = LearnerNode(self.name, pair.layout, self.parameters, self, f"of-{self.name}", lambda: pair.now)
         self.worked = [np.zeros(fragment.size) for fragment in pair.fragments]
+        self.worked_after = [[sums.copy() for sums in self.worked]]  # by step count
 
     @property
     def machine(self):
@@ -121,6 +123,7 @@ class Loop:
             increment = self.increment(fragment)
             self.parameters.values[fragment.index] += increment
             self.worked[fragment.index] += increment
+        self.worked_after.append([sums.copy() for sums in self.worked])
         self.boundary(1, STEP_TOKENS, self.every * STEP_S)
 
     def increment(self, fragment):
@@ -133,7 +136,8 @@ class Loop:
 
     def boundary(self, steps=0, tokens=0, step_s=0.0):
         self.node.boundary(steps, tokens, step_s)
-        self.node.drain_boundaries()
+        if not self.is_late:
+            self.node.drain_boundaries()
 
     def drift(self, p):
         """Everything this learner holds that the world does not have: θ − Θ_b and residual, less what is merged."""
@@ -231,6 +235,7 @@ class Pair:
             self.deliver()
         for loop in self.loops.values():
             if loop.machine is not None:
+                loop.node.drain_boundaries()
                 loop.node.handle(Ticked())
         self.syncer.handle(Ticked(), self.now)
         self.deliver()
