@@ -175,7 +175,8 @@ def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str) -> Non
         for key, value in values.items():
             if key not in tables[table]:
                 raise ConfigError(f"{where}: unknown key {table}.{key}{_near(key, tables[table])}")
-            tables[table][key] = value
+            is_count = isinstance(tables[table][key], int) and isinstance(value, float) and value.is_integer()
+            tables[table][key] = int(value) if is_count else value  # 1e9 tokens is a number of tokens
 
 
 def _near(word: str, known: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from skerry.core.events import (
     Unlinked,
     Unusable,
 )
-from skerry.core.facts import Discarded, LifeStarted, PhaseChanged
+from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged
 from skerry.core.messages import FULL, Done, Pull, Rejected, Stop, Welcome
 from skerry.core.quorum import grace_s
 from skerry.core.schedule import rounds_open_max
@@ -583,7 +583,7 @@ def test_design_an_interrupted_syncer_writes_what_it_saw():
     desk.ready("a")
     desk.report("a", 3)
     actions = desk.step(Interrupted())
-    assert facts(actions, Discarded)[0].seen[0].step == 3
+    assert facts(actions, Paused)[0].seen[0].step == 3
     assert only(actions, Finish).reason == "interrupted"
     desk.start()
     assert desk.machine.state.ledger.account("a", 1).step == 3

@@ -58,7 +58,7 @@ RARE = [
     "refused: damaged",
     "refused: full",
     "fast-forward: stale",
-    "fast-forward: values are not finite",
+    "fast-forward: w holds values that are not finite",
     "discarded: died",
     "discarded: fast-forward",
 ]

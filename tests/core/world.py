@@ -335,7 +335,7 @@ class Learner:
     def contribute(self, c: Contribution) -> object:
         if self.is_spoiled:
             self.is_spoiled = False
-            return Spoiled(c.fragment)
+            return Spoiled(c.fragment, "w")
         self.world.check_contribution(self, c, self.snapshots[c.fragment])
         self.outstanding[c.fragment] = (c, self.snapshots[c.fragment])
         self.send_contribution(c.fragment)

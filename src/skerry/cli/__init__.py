@@ -156,6 +156,14 @@ def _value(text: str) -> Any:
         return text
 
 
+def whole(text: str) -> int:
+    """An integer, also written as 1e9."""
+    number = float(text) if not text.lstrip("+-").isdecimal() else int(text)
+    if number != int(number):
+        raise ValueError(text)
+    return int(number)
+
+
 def print_json(record: object) -> None:
     sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
 

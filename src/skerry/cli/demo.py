@@ -14,7 +14,8 @@ STORY = (
 
 
 def run(words: Sequence[str]) -> int:
-    options, overrides = cli.parse(train.parser("skerry demo"), words)
+    description = f"{__doc__} Every option of skerry train changes it."
+    options, overrides = cli.parse(train.parser("skerry demo", description), words)
     if options.resume is None:
         options.speeds = options.speeds or ("1,1,1,0.33" if options.learners in (None, 4) else None)
     if options.kill_learner is None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 LINE_S = 10.0
+PIPED_COLUMNS = 200
 COLOURS = {
     "training": "green",
     "stopped": "cyan",
@@ -130,7 +131,8 @@ def print_summary(s: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else PIPED_COLUMNS)
 
 
 def _size(count: float) -> str:

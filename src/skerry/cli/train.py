@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 
 from skerry import algo, cli
 from skerry import config as configs
@@ -25,6 +27,7 @@ from skerry.train.shapes import shape_of
 
 MINUTES = 2.0  # when no budget is given
 VICTIM = "learner-1"
+GENESIS = "genesis.safetensors"
 
 
 class Local(msgspec.Struct):
@@ -38,19 +41,21 @@ def run(words: Sequence[str]) -> int:
     return train(options, overrides)
 
 
-def parser(prog: str) -> cli.Parser:
-    p = cli.Parser(prog=prog, description=__doc__, epilog="Any key of the configuration is an option: --sync.quorum 2")
-    p.add_argument("--learners", type=int, metavar="M", help="how many (default 4)")
+def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
+    p = cli.Parser(
+        prog=prog, description=description, epilog="Any key of the configuration is an option: --sync.quorum 2"
+    )
+    p.add_argument("--learners", type=cli.whole, metavar="M", help="how many (default 4)")
     p.add_argument("--speeds", metavar="1,1,0.5", help="relative speed of each learner")
     p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds / speed; 0 runs free")
     p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
     p.add_argument("--model", metavar="PRESET", help="tiny, 1m, 3m, 10m")
-    p.add_argument("--steps", type=int, help="budget: inner steps per learner")
-    p.add_argument("--tokens", type=int, help="budget: tokens in all")
+    p.add_argument("--steps", type=cli.whole, help="budget: inner steps per learner, on average")
+    p.add_argument("--tokens", type=cli.whole, help="budget: tokens in all")
     p.add_argument("--minutes", type=float, help=f"budget: time (default {MINUTES:.0f} minutes)")
     p.add_argument("--kill-learner", type=float, metavar="F", help="SIGKILL a learner at this fraction of the run")
     p.add_argument("--kill-syncer", type=float, metavar="F", help="SIGKILL the syncer at this fraction of the run")
-    p.add_argument("--seed", type=int)
+    p.add_argument("--seed", type=cli.whole)
     p.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-TIME)")
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
     p.add_argument("--preset", choices=sorted(configs.PRESETS), default="local")
@@ -76,7 +81,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     algo.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
         _create(run_dir, config, local, judge)
-    val_loss_start = judge.loss_of(run_dir)
+    val_loss_start = judge.loss_at_first(run_dir)
     local_run = LocalRun(run_dir, local.speeds, kills)
     try:
         with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:
@@ -107,8 +112,6 @@ def _finish(run_dir: Path, local: Local, done: LocalRun, judge: _Judge, val_loss
         "val_loss_before_close": judge.loss_of(run_dir, before_close=True),
         "val_loss_end": judge.loss_of(run_dir),
         **numbers,
-        "learner_restarts": done.learner_restarts,
-        "syncer_restarts": done.syncer_restarts,
         "run_dir": str(run_dir),
         "model_path": str(path),
         "model_sha256": digest,
@@ -128,6 +131,7 @@ class _Judge:
 
         torch.set_num_threads(1)
         self.model = model_of(config)
+        self.fragment_count = min(config.sync.num_fragments, len(list(self.model.parameters())))
         self.batches = held_out_batches(corpus, 8, shape_of(config.model).context, config.data.held_out_batches)
 
     @property
@@ -136,12 +140,19 @@ class _Judge:
 
     def loss_of(self, run_dir: Path, before_close: bool = False) -> float:
         """Held-out loss of the global model in a run directory."""
+        with Store.open(run_dir, readonly=True) as store:
+            arrays = model.read_model(store, model.state_of(store), before_close)
+        return self._loss(arrays)
+
+    def loss_at_first(self, run_dir: Path) -> float:
+        """Held-out loss of the values the run began with."""
+        return self._loss(model.read_genesis(run_dir / GENESIS)[1])
+
+    def _loss(self, arrays: Mapping[str, npt.NDArray[Any]]) -> float:
         import torch
 
         from skerry.train.inner import held_out_loss
 
-        with Store.open(run_dir, readonly=True) as store:
-            arrays = model.read_model(store, model.state_of(store), before_close)
         values = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         self.model.load_state_dict(values, strict=True)
         return held_out_loss(self.model, self.batches)
@@ -218,6 +229,8 @@ def _fresh_dir(out: Path | None, name: str) -> Path:
 
 def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> tuple[Path, configs.Config, Local]:
     run_dir: Path = options.resume
+    if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
+        raise cli.Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
     fixed = ("learners", "speeds", "step_s", "data", "model", "steps", "tokens", "minutes", "seed", "out", "config")
     given = [f"--{key.replace('_', '-')}" for key in fixed if getattr(options, key) is not None]
     given += [f"--{key}" for key, _ in overrides]
@@ -242,7 +255,7 @@ def _create(run_dir: Path, config: configs.Config, local: Local, judge: _Judge) 
     from skerry import save_genesis
 
     with Store.open(run_dir) as store:
-        genesis = run_dir / "genesis.safetensors"
+        genesis = run_dir / GENESIS
         save_genesis(judge.model, genesis)
         model.create_run(store, config, *model.read_genesis(genesis), time.time())
     write_json(run_dir / "local.json", local)
@@ -254,7 +267,7 @@ def _announce(story: str, config: configs.Config, local: Local, judge: _Judge, r
         print(story, file=sys.stderr)
     print(
         f"{judge.parameter_count:,} parameters, {config.data.path}; {len(local.speeds)} learners at speeds {speeds}; "
-        f"P={config.sync.num_fragments} H={config.sync.sync_every} K={config.sync.quorum} "
+        f"P={judge.fragment_count} H={config.sync.sync_every} K={config.sync.quorum} "
         f"{config.merge.rule} {config.outer.rule}({config.outer.lr}, {config.outer.momentum}) "
         f"{config.wire.codec_up} up {config.wire.codec_down} down\nrun directory: {run_dir}",
         file=sys.stderr,

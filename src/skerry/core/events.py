@@ -209,9 +209,10 @@ class Unusable(Struct, frozen=True):
 
 
 class Spoiled(Struct, frozen=True):
-    """A snapshot holds values that are not finite."""
+    """A snapshot holds values that are not finite; `parameter` is the first of them."""
 
     fragment: int
+    parameter: str
 
 
 class Closing(Struct, frozen=True):

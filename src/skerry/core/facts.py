@@ -107,6 +107,14 @@ class Discarded(Struct, frozen=True, tag=True):
     at: float
 
 
+class Paused(Struct, frozen=True, tag=True):
+    """The operator ended this syncer process; the run goes on later."""
+
+    seen: tuple[Seen, ...]
+    elapsed_s: float
+    at: float
+
+
 class PhaseChanged(Struct, frozen=True, tag=True):
     """The run entered `phase`: "training" (the first step), "closing" or "closed"; `files` pins the versions then."""
 
@@ -117,4 +125,4 @@ class PhaseChanged(Struct, frozen=True, tag=True):
     at: float
 
 
-Fact = RunCreated | EpochStarted | LifeStarted | Committed | Discarded | PhaseChanged
+Fact = RunCreated | EpochStarted | LifeStarted | Committed | Discarded | Paused | PhaseChanged

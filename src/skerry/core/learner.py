@@ -129,7 +129,7 @@ class LearnerMachine:
                 self.positions[event.fragment].want_full = True
             case Spoiled():
                 self.positions[event.fragment].outstanding = None
-                self._fast_forward("values are not finite", reset_optimizer=True)
+                self._fast_forward(f"{event.parameter} holds values that are not finite", reset_optimizer=True)
             case Closing():
                 self.state = "stopped" if self.is_stop_asked else "leaving"
             case Gone():
@@ -300,6 +300,7 @@ class LearnerMachine:
             ),
             step_gap_s_max=self._step_gap_s_max,
             loss=self._loss,
+            fast_forwards=len(self.discards),
         )
 
     def _do(self, action: LearnerAction) -> None:

@@ -55,6 +55,7 @@ class Report(Struct, frozen=True, tag=True):
     bytes_up: int = 0
     bytes_down: int = 0
     loss: float = 0.0
+    fast_forwards: int = 0  # of this life: how often it gave its drift up
 
 
 class Contribution(Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, PhaseChanged, RunCreated
+from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, Paused, PhaseChanged, RunCreated
 from skerry.core.ledger import MERGED, Ledger
 
 
@@ -67,6 +67,10 @@ class RunState(Struct, tag="Fold"):
             case LifeStarted():
                 assert fact.life == (self.lives[fact.learner].life if fact.learner in self.lives else 0) + 1, fact
                 self.lives[fact.learner] = LifeState(fact.life, fact.process, fact.index)
+                self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case Paused():
+                for seen in fact.seen:
+                    self.ledger.see(seen)
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
             case EpochStarted():
                 assert fact.epoch == self.epoch + 1, (fact, self.epoch)

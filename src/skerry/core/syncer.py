@@ -34,7 +34,7 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Discarded, LifeStarted, PhaseChanged, Row, Seen
+from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row, Seen
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.membership import Member, ema
 from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, Stop, Welcome
@@ -87,7 +87,7 @@ class SyncerMachine:
         self.closing_since: float | None = now if state.phase == "closing" else None
         self._closed_at: dict[int, float] = {}  # fragment -> when its last round closed
         self._adopting: dict[int, set[str]] = {}  # fragment -> learners that have not yet reported its version
-        self._origin = now - state.elapsed_s if state.phase != "created" else None
+        self._origin: float | None = None  # when the clock of `elapsed_s` would have begun; it stands until a step
         self._now = now
         self._actions: list[SyncerAction] = []
 
@@ -119,7 +119,7 @@ class SyncerMachine:
             case MergeDone():
                 self._merged(event)
             case Interrupted():
-                self._record(Discarded((), self._seen(), self.elapsed_s, 0.0))
+                self._record(Paused(self._seen(), self.elapsed_s, 0.0))
                 self._do(Finish("interrupted"))
                 return self._actions
             case Ticked():
@@ -217,8 +217,9 @@ class SyncerMachine:
             )
         )
         if self._origin is None and report.step > 0:
-            self._origin = self._now
-            self._record(PhaseChanged("training", (), (), 0.0, 0.0))
+            self._origin = self._now - self.state.elapsed_s
+            if self.state.phase == "created":
+                self._record(PhaseChanged("training", (), (), 0.0, 0.0))
         self._measure_adoption(member)
         member.heal(self._now, RESEND_S)
         self._publish(member)
@@ -562,8 +563,8 @@ class SyncerMachine:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training so far; the time a dead syncer was away does not count."""
-        return 0.0 if self._origin is None else self._now - self._origin
+        """Seconds of training so far; while the syncer is away, or nobody has come back yet, the clock stands."""
+        return self.state.elapsed_s if self._origin is None else self._now - self._origin
 
     @property
     def progress(self) -> float:
@@ -615,7 +616,7 @@ class SyncerMachine:
     def _count(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _record(self, fact: LifeStarted | Discarded | PhaseChanged) -> None:
+    def _record(self, fact: LifeStarted | Discarded | PhaseChanged | Paused) -> None:
         self.state.apply(fact)
         self._do(Record(fact))
 

@@ -256,7 +256,7 @@ class LearnerNode:
         residual = self.residuals[c.fragment]
         u = drift if residual is None else drift + residual
         if not np.isfinite(u).all():
-            return Spoiled(c.fragment)
+            return Spoiled(c.fragment, self._first_spoiled(c.fragment, u))
         decoded = np.empty_like(u)
         payload = codecs.encode(c.codec, u, decoded).data
         assert self.config is not None
@@ -268,6 +268,10 @@ class LearnerNode:
         out = self.outstanding[c.fragment] = Outstanding(signed, payload, take_out, left, sending=False)
         self._send(out)
         return None
+
+    def _first_spoiled(self, p: int, values: F32) -> str:
+        slots = self.fragments[p].slots
+        return next(s.name for s in slots if not np.isfinite(values[s.offset : s.offset + s.size]).all())
 
     def _send(self, out: Outstanding) -> None:
         if not out.sending:
@@ -309,7 +313,7 @@ class LearnerNode:
         return out.take_out
 
     def _fast_forward(self, action: FastForward) -> None:
-        log.warning("fast-forward: %s", action.reason)
+        log.warning("%s: fast-forward to the published model: %s", self.name, action.reason)
         self.outstanding.clear()
         self.residuals = [None] * len(self.fragments)
         with self._lock:

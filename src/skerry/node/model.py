@@ -134,7 +134,8 @@ def export(store: Store, state: RunState, path: Path) -> str:
     arrays = {name: np.asarray(array, order="C") for name, array in sorted(read_model(store, state).items())}
     embeddings = [t.name for t in layout_in(state).tensors if t.kind == "embedding"]
     versions = [f.version for f in state.fragments]
-    metadata = json.dumps({"run": state.created.run, "versions": versions, "embeddings": embeddings})
+    about = {"run": state.created.run, "versions": versions, "embeddings": embeddings}
+    metadata = json.dumps(about | {"config": json.loads(state.created.config)})
     temporary = path.with_name(path.name + ".tmp")
     save_file(arrays, temporary, {METADATA: metadata})
     temporary.replace(path)

@@ -58,6 +58,7 @@ def _member(machine: SyncerMachine, name: str, now: float) -> dict[str, Any]:
         "unmerged_steps": max(marks),
         "unsettled_tokens": sum(unsettled),  # by the learner's own marks, in tokens x fragments
         "loss": report.loss if report else 0.0,
+        "fast_forwards": report.fast_forwards if report else 0,
     }
 
 

@@ -105,14 +105,6 @@ class LocalRun:
             self.read_status()
             self._wait_for_learners()
 
-    @property
-    def learner_restarts(self) -> int:
-        return sum(max(0, child.starts - 1) for child in self.learners)
-
-    @property
-    def syncer_restarts(self) -> int:
-        return max(0, self.syncer.starts - 1) if self.syncer else 0
-
     # ------------------------------------------------------------------------------------------ starting
 
     def start_syncer(self) -> None:

@@ -16,7 +16,18 @@ from typing import Any
 import msgspec
 
 from skerry import config as configs
-from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, PhaseChanged, Row, RunCreated, Seen
+from skerry.core.facts import (
+    Committed,
+    Discarded,
+    EpochStarted,
+    Fact,
+    LifeStarted,
+    Paused,
+    PhaseChanged,
+    Row,
+    RunCreated,
+    Seen,
+)
 from skerry.core.ledger import MERGED
 from skerry.core.schedule import STEADY
 from skerry.core.state import RunState
@@ -38,6 +49,8 @@ class Tally:
     commits: list[Committed] = field(default_factory=list)
     lives: list[LifeStarted] = field(default_factory=list)
     epochs: int = 0
+    paused_at: float | None = None
+    pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
     training_at: float | None = None
     closing_at: float | None = None
     closed_at: float | None = None
@@ -50,6 +63,12 @@ class Tally:
                 self.parameters = _parameter_count(fact.layout)
             case EpochStarted():
                 self.epochs += 1
+                if self.paused_at is not None:
+                    self.pauses.append((self.paused_at, fact.at))
+                    self.paused_at = None
+            case Paused():
+                self.paused_at = fact.at
+                self._book((), fact.seen)
             case LifeStarted():
                 self.lives.append(fact)
             case Committed():
@@ -123,8 +142,10 @@ def summarise(
         "sync_every_effective": _mean([_steps_max(c) for c in t.commits if c.phase == STEADY]),
         "goodput": t.merged / per / capacity if capacity else 0.0,
         "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
-        "merge_gap_max_s": _gap_max([c.at for c in t.commits]),
+        "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.commits)), default=0.0),
         "learner_step_gap_max_s": max(gaps.values(), default=0.0),
+        "learner_restarts": len(t.lives) - len({life.learner for life in t.lives}),
+        "syncer_restarts": t.epochs - 1,
         "steps": steps,
         "train_s": _train_s(t),
         "bytes_up": sum(s.bytes_up for s in t.seen.values()),
@@ -174,7 +195,12 @@ def _train_s(t: Tally) -> float:
     if t.training_at is None:
         return 0.0
     end = t.closing_at or (t.commits[-1].at if t.commits else t.training_at)
-    return end - t.training_at
+    return _unpaused_s(t, t.training_at, end)
+
+
+def _unpaused_s(t: Tally, start: float, end: float) -> float:
+    """Seconds from start to end without the operator's pauses."""
+    return end - start - sum(max(0.0, min(end, b) - max(start, a)) for a, b in t.pauses)
 
 
 def _learner(t: Tally, name: str, speed: float) -> dict[str, Any]:
@@ -208,10 +234,6 @@ def _share(units: int, fragments: int) -> int | float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _gap_max(times: Sequence[float]) -> float:
-    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 def _parameter_count(layout: bytes) -> int:

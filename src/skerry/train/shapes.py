@@ -1,4 +1,4 @@
-"""Sizes of the small GPT, for those who plan without torch: the syncer, the simulator, the command line."""
+"""Sizes of the small GPT, for those who plan without torch: the syncer, the command line."""
 
 from __future__ import annotations
 
