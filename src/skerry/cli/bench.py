@@ -17,8 +17,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--model", choices=list(SHAPES), default="1m")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--device", default="cpu", help="torch device of the loop")
-    parser.add_argument("--steps", type=int, default=40, help="steps in one stretch")
-    parser.add_argument("--pairs", type=int, default=7, help="plain and attached stretches, in alternation")
+    parser.add_argument("--steps", type=int, default=25, help="steps in one stretch")
+    parser.add_argument("--pairs", type=int, default=15, help="plain and attached stretches, in alternation")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
