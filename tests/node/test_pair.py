@@ -443,7 +443,8 @@ def test_a_learner_whose_values_are_spoiled_starts_afresh_and_the_syncer_never_s
         a.parameters.values[1][3] = np.nan
         pair.until(lambda: a.machine.discards)
         pair.run(2)
-        assert a.machine.discards == ["mlp.weight holds values that are not finite"] and a.parameters.optimizer_resets == 1
+        assert a.machine.discards == ["mlp.weight holds values that are not finite"]
+        assert a.parameters.optimizer_resets == 1
         assert b.machine.discards == [] and b.parameters.optimizer_resets == 0
         assert all(np.isfinite(values).all() for values in a.parameters.values.values())
         before = pair.versions
