@@ -136,7 +136,7 @@ def test_an_unknown_command_lists_the_known_ones(refused):
         (["syncer", "--ran", "x"], "--run"),
         (["train", "extra"], "unknown argument 'extra'"),
         (["train", "--sync.quorum"], "--sync.quorum: a value is missing"),
-        (["train", "--learners", "four"], "--learners: invalid int value: 'four'"),
+        (["train", "--learners", "four"], "--learners: invalid whole number value: 'four'"),
         (["train", "--preset", "papre"], "invalid choice: 'papre' (choose from"),
         (["export"], "required: RUN_DIR"),
         (["syncer"], "required: --run"),
@@ -410,9 +410,13 @@ def test_a_learner_that_cannot_dial(refused, words, says):
 def test_a_learner_with_a_wrong_or_missing_token(folder, call, guarded, live):
     write(folder, "wrong horse", "wrong")
     for syncer, words, says in (
-        (guarded, ["--token-file", "wrong"], "wrong token: pass --token-file with a copy of the syncer's"),
+        (
+            guarded,
+            ["--token-file", "wrong"],
+            "wrong token: pass --token-file (or SKERRY_TOKEN_FILE) with a copy of the syncer's",
+        ),
         (guarded, [], "this syncer requires a token: pass --token-file"),
-        (live, ["--token-file", "wrong"], "this syncer has no token: leave --token-file out"),
+        (live, ["--token-file", "wrong"], "this syncer has no token: leave --token-file (or SKERRY_TOKEN_FILE) out"),
     ):
         code, out, err = call("learner", "--syncer", f"127.0.0.1:{syncer.port}", *words, "--json")
         assert code == 2 and says in json.loads(out)["error"]

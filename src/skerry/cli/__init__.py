@@ -158,10 +158,16 @@ def _value(text: str) -> Any:
 
 def whole(text: str) -> int:
     """An integer, also written as 1e9."""
-    number = float(text) if not text.lstrip("+-").isdecimal() else int(text)
-    if number != int(number):
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+    if not number.is_integer():
         raise ValueError(text)
     return int(number)
+
+
+whole.__name__ = "whole number"  # what argparse calls it when it is not one
 
 
 def print_json(record: object) -> None:
