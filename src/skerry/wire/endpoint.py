@@ -17,6 +17,7 @@ import itertools
 import logging
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from queue import Full
@@ -51,7 +52,7 @@ class Limits(TypedDict, total=False):
     queue_bytes_max: int
 
 
-class TcpEndpoint:
+class TcpEndpoint(ABC):
     """Both sides' peers and queues; a side fills in the methods at the end."""
 
     def __init__(
@@ -374,17 +375,17 @@ class TcpEndpoint:
 
     # --------------------------------------------------------------------------------------- what a side adds
 
+    @abstractmethod
     def _shake(self, connection: Connection, item: Handshake) -> None:
         """Answer one message of the handshake."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _stranger_failed(self, connection: Connection, reason: str) -> None:
         """A connection that belongs to no peer yet is closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _after_loss(self, peer: Peer, reason: str) -> None:
         """A peer is lost and forgotten, and this side is not closing."""
-        raise NotImplementedError
 
     def _broke_protocol(self, connection: Connection, reason: str) -> None:
         self._fail(connection, reason)
