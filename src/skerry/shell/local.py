@@ -48,12 +48,10 @@ class Child:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     due_at: float | None = None
-    starts: int = 0
     crashes: int = 0
     ended: bool = False
 
     def start(self) -> None:
-        self.starts += 1
         self.due_at = None
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self.log.open("ab") as log:

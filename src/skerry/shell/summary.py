@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from skerry import config as configs
+from skerry.algo.fragments import Layout
 from skerry.core.facts import (
     Committed,
     Discarded,
@@ -60,7 +60,7 @@ class Tally:
             case RunCreated():
                 self.config = configs.decode(fact.config)
                 self.fragment_count = len(fact.files)
-                self.parameters = _parameter_count(fact.layout)
+                self.parameters = msgspec.json.decode(fact.layout, type=Layout).param_count
             case EpochStarted():
                 self.epochs += 1
                 if self.paused_at is not None:
@@ -234,14 +234,3 @@ def _share(units: int, fragments: int) -> int | float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _parameter_count(layout: bytes) -> int:
-    from skerry.algo.fragments import Layout
-
-    return msgspec.json.decode(layout, type=Layout).param_count
-
-
-def read(run_dir: Path) -> Tally:
-    with Store.open(run_dir, readonly=True) as store:
-        return tally(store)
