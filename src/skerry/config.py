@@ -89,6 +89,7 @@ class Wire(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     deltas_kept: int = 4  # newest deltas per fragment kept in memory for learners a few versions behind
     segment_bytes: int = 8 << 20
+    record: Literal["decisions", "full"] = "decisions"  # full: also every merged contribution's bytes, for replay
 
 
 class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

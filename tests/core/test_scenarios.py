@@ -23,7 +23,7 @@ import pytest
 
 from core.hand import Desk, config_of
 from skerry.core.events import Dismiss, Finish, Hold, Merge, Publish, Record, Send
-from skerry.core.facts import Committed, Discarded, LifeStarted, PhaseChanged, Row
+from skerry.core.facts import Committed, Discarded, LifeStarted, PhaseChanged, Row, Sampled, Witnessed
 from skerry.core.messages import FULL, Contribution, Done, Pull, Rejected, Stop, Welcome
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -125,6 +125,10 @@ def describe_fact(fact: object) -> list[str]:
             return [f"phase {fact.phase}"]
         case Committed():
             return [f"fragment {fact.fragment} version {fact.version}"]
+        case Witnessed():
+            return [f"{fact.learner}.{fact.life} is {fact.what}"]
+        case Sampled():
+            return ["samples"]
     raise AssertionError(fact)
 
 

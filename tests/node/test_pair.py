@@ -14,6 +14,7 @@ from skerry.algo.fragments import Tensor, scatter
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Welcome
 from skerry.node import model
+from skerry.node.algebra import FLOAT32, Values
 from skerry.store import Store
 
 CODECS = ("fp32", "bf16", "int8", "int4")
@@ -49,10 +50,10 @@ def catch_up(pair):
 def check_every_base(pair):
     """A learner at version v holds the bits that were committed as v."""
     digests = {(c.fragment, c.version): c.digest for c in pair.commits}
-    digests |= {(p, 0): model.digest_of(theta) for p, theta in enumerate(pair.genesis)}
+    digests |= {(p, 0): FLOAT32.digest(theta) for p, theta in enumerate(pair.genesis)}
     for loop in pair.loops.values():
         for p, position in enumerate(loop.machine.positions):
-            assert model.digest_of(loop.node.bases[p]) == digests[p, position.base_version], (loop.name, p)
+            assert FLOAT32.digest(loop.node.bases[p]) == digests[p, position.base_version], (loop.name, p)
 
 
 def check_work(pair):
@@ -214,7 +215,7 @@ def test_each_commit_is_rda_and_nesterov_of_the_contributions_that_arrived(tmp_p
         for name, every in [("a", 1), ("b", 1), ("c", 3)]:
             pair.join(name, every)
         pair.until(lambda: min(pair.versions) >= 6)
-        before = [model.Values(g, np.zeros_like(g), np.zeros_like(g)) for g in pair.genesis]
+        before = [Values(g, np.zeros_like(g), np.zeros_like(g)) for g in pair.genesis]
         for commit in pair.commits:
             p, old = commit.fragment, before[commit.fragment]
             assert (commit.rule, commit.outer, commit.lr, commit.momentum) == ("rda", "nesterov", 0.3, 0.9)
@@ -223,10 +224,10 @@ def test_each_commit_is_rda_and_nesterov_of_the_contributions_that_arrived(tmp_p
             delta = plain_rda(pair.fragments[p], [pair.decoded(row) for row in commit.rows], commit.weights)
             velocity = 0.9 * old.velocity.astype(np.float64) + delta
             x = old.theta.astype(np.float64) + old.error + 0.3 * (delta + 0.9 * velocity)
-            new = before[p] = model.from_bytes(pair.store.get(commit.file), pair.fragments[p])
+            new = before[p] = FLOAT32.load(pair.store.get(commit.file), pair.fragments[p])
             np.testing.assert_allclose(new.velocity, velocity, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(new.theta.astype(np.float64) + new.error, x, rtol=0, atol=2e-6)
-            assert model.digest_of(new.theta) == commit.digest
+            assert FLOAT32.digest(new.theta) == commit.digest
 
 
 # ------------------------------------------------------------------------------------------ what learners hold
@@ -267,7 +268,7 @@ def test_a_learner_that_was_away_gets_the_deltas_it_lacks_or_the_whole_fragment(
             is_small = len(lacking) <= 4
             assert is_small or not is_kept or len(lacking) > missed
             assert steps == (lacking if is_small else [(FULL, wanted[p])])
-            assert model.digest_of(away.node.bases[p]) == model.digest_of(here.node.bases[p])
+            assert FLOAT32.digest(away.node.bases[p]) == FLOAT32.digest(here.node.bases[p])
         assert any((m[0].base_version != FULL) == is_kept for m in first.values())
         pair.run(30)
         check_work(pair)

@@ -56,6 +56,7 @@ class Arrived(Struct, frozen=True):
     contribution: Contribution
     payload_bytes: int
     fault: str = ""
+    payload_s: float = 0.0  # from its first byte to its last
 
 
 class PublicationSent(Struct, frozen=True):

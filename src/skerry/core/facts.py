@@ -96,6 +96,9 @@ class Committed(Struct, frozen=True, tag=True):
     open_s: float  # how long the round was open
     elapsed_s: float
     at: float
+    codecs: tuple[str, ...] = ()  # of the contributions, one per merged row
+    bases: tuple[int, ...] = ()  # the versions they are relative to
+    payloads: str = ""  # file with their bytes, one after the other, where the run records them
 
 
 class Discarded(Struct, frozen=True, tag=True):
@@ -125,4 +128,69 @@ class PhaseChanged(Struct, frozen=True, tag=True):
     at: float
 
 
-Fact = RunCreated | EpochStarted | LifeStarted | Committed | Discarded | Paused | PhaseChanged
+class Witnessed(Struct, frozen=True, tag=True):
+    """What the syncer noticed of a life: "lost" (its link is gone) or "stepping" (its first step on a new link)."""
+
+    learner: str
+    life: int
+    what: str
+    elapsed_s: float
+    at: float
+
+
+class Sample(Struct, frozen=True, array_like=True):
+    """One life over a few seconds: how long its steps took, and what its payloads took on the way."""
+
+    learner: str
+    life: int
+    steps: int
+    tokens: int
+    step_s: tuple[float, ...]  # as reported: not every step is
+    up_bytes: int
+    up_s: float  # from a payload's first byte here to its last
+    down_bytes: int
+    down_s: float  # likewise, at the learner
+
+
+class Sampled(Struct, frozen=True, tag=True):
+    """Measurements, so that a simulator can be fed from the tape; nothing is decided by them."""
+
+    samples: tuple[Sample, ...]
+    elapsed_s: float
+    at: float
+
+
+class Injected(Struct, frozen=True, tag=True):
+    """A fault that was done to this run on purpose, written by whoever did it once the syncer had ended."""
+
+    kind: str
+    target: str
+    detail: str
+    at: float
+    until: float
+
+
+class Restored(Struct, frozen=True, tag=True):
+    """A fragment's damaged file was replaced: the same version and digest, `source` says where from."""
+
+    fragment: int
+    version: int
+    file: str
+    digest: bytes
+    source: str
+    at: float
+
+
+Fact = (
+    RunCreated
+    | EpochStarted
+    | LifeStarted
+    | Committed
+    | Discarded
+    | Paused
+    | PhaseChanged
+    | Witnessed
+    | Sampled
+    | Injected
+    | Restored
+)

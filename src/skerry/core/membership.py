@@ -35,6 +35,7 @@ class Member:
     sending: set[int] = field(default_factory=set)
     pulled_at: dict[int, float] = field(default_factory=dict)
     told_stop_at: float | None = None
+    is_stepping: bool = False  # it took a step since its link is up
 
     def connect(self, now: float) -> None:
         """A link is up; the first report on it says what the learner has and that it can take publications."""
@@ -45,6 +46,7 @@ class Member:
         self.pulled_at.clear()
         self.told_stop_at = None
         self.report = None
+        self.is_stepping = False
         self.stepped_at = now
 
     def disconnect(self) -> None:
@@ -58,6 +60,7 @@ class Member:
             return False
         if self.report is None or report.step > self.report.step:
             self.stepped_at = now
+            self.is_stepping |= self.report is not None
         if report.step_s > 0:
             self.step_s = ema(self.step_s, report.step_s)
         for p, position in enumerate(report.positions):

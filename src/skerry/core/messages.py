@@ -56,6 +56,8 @@ class Report(Struct, frozen=True, tag=True):
     bytes_down: int = 0
     loss: float = 0.0
     fast_forwards: int = 0  # of this life: how often it gave its drift up
+    payload_bytes: int = 0  # of publications received in this life,
+    payload_s: float = 0.0  # and the seconds from their first bytes to their last
 
 
 class Contribution(Struct, frozen=True, tag=True):
@@ -80,6 +82,15 @@ class Contribution(Struct, frozen=True, tag=True):
     @property
     def tokens(self) -> int:
         return self.to_tokens - self.from_tokens
+
+
+class Lent(Struct, frozen=True, tag=True):
+    """Bulk: the published values of a version that this learner holds as its base, as float32."""
+
+    learner: str
+    fragment: int
+    version: int
+    digest: bytes  # sha256 of the values as the learner has them; the syncer believes the tape's
 
 
 # ---------------------------------------------------------------------------------------------- syncer ->
@@ -149,6 +160,13 @@ class Rejected(Struct, frozen=True, tag=True):
     harmful: bool
 
 
+class Lend(Struct, frozen=True, tag=True):
+    """This version's file is damaged here: send the published values if you hold exactly it, else nothing."""
+
+    fragment: int
+    version: int
+
+
 class Stop(Struct, frozen=True, tag=True):
     """The budget is spent: finish the step, contribute what is left, take no further step."""
 
@@ -163,6 +181,6 @@ class Done(Struct, frozen=True, tag=True):
     life: int
 
 
-LearnerMessage = Ask | Hello | Report | Contribution
-SyncerMessage = Answer | Welcome | Refused | Pull | Publication | Rejected | Stop | Done
+LearnerMessage = Ask | Hello | Report | Contribution | Lent
+SyncerMessage = Answer | Welcome | Refused | Pull | Publication | Rejected | Lend | Stop | Done
 Message = LearnerMessage | SyncerMessage

@@ -10,7 +10,20 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from skerry.core.facts import Committed, Discarded, EpochStarted, Fact, LifeStarted, Paused, PhaseChanged, RunCreated
+from skerry.core.facts import (
+    Committed,
+    Discarded,
+    EpochStarted,
+    Fact,
+    Injected,
+    LifeStarted,
+    Paused,
+    PhaseChanged,
+    Restored,
+    RunCreated,
+    Sampled,
+    Witnessed,
+)
 from skerry.core.ledger import MERGED, Ledger
 
 
@@ -53,7 +66,7 @@ class RunState(Struct, tag="Fold"):
     def files(self) -> set[str]:
         """Every file that must not be collected."""
         kept = {f.file for f in self.fragments} | {f.file_before for f in self.fragments} | set(self.before_close)
-        return kept - {""}
+        return (kept | set(self.created.files)) - {""}
 
     def apply(self, fact: Fact) -> None:
         match fact:
@@ -81,6 +94,12 @@ class RunState(Struct, tag="Fold"):
                 self.phase = fact.phase
                 self.before_close = fact.files or self.before_close
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case Restored():
+                at = self.fragments[fact.fragment]
+                assert (fact.version, fact.digest) == (at.version, at.digest), (fact, at)
+                at.file = fact.file
+            case Witnessed() | Sampled() | Injected():
+                pass  # measurements: nothing follows from them
             case RunCreated():
                 raise AssertionError("a run is created once")
 

@@ -34,11 +34,12 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row, Seen
+from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row, Sampled, Seen, Witnessed
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.membership import Member, ema
 from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, Stop, Welcome
 from skerry.core.quorum import decide, grace_s, quorum_size
+from skerry.core.samples import Samples
 from skerry.core.schedule import (
     STEADY,
     Pacer,
@@ -53,6 +54,8 @@ from skerry.core.state import RunState
 
 RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated
 RESEND_S_MAX = 30.0  # however slowly a learner usually answers
+SAMPLE_S = 5.0  # how often measurements are written to the tape
+AWAY_S = 60.0  # no merge takes this long: the machine slept, or its clock jumped
 
 
 @dataclass
@@ -84,11 +87,14 @@ class SyncerMachine:
         self.sync_s: float | None = None
         self.waiting = "for learners"  # why nothing merges right now
         self.refused: dict[str, int] = {}
+        self.samples = Samples()
+        self._sampled_at = now
         self.closing_since: float | None = now if state.phase == "closing" else None
         self._closed_at: dict[int, float] = {}  # fragment -> when its last round closed
         self._adopting: dict[int, set[str]] = {}  # fragment -> learners that have not yet reported its version
         self._origin: float | None = None  # when the clock of `elapsed_s` would have begun; it stands until a step
-        self._now = now
+        self._now = now  # this machine's own time
+        self._asleep_s = 0.0  # by which it is behind what it is told
         self._actions: list[SyncerAction] = []
 
     def __repr__(self) -> str:
@@ -100,7 +106,7 @@ class SyncerMachine:
 
     def step(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
         """Take one event in; the orders it leads to come out, to be carried out in this order."""
-        self._wake(max(now, self._now))
+        self._wake(max(now - self._asleep_s, self._now))
         self._actions = []
         match event:
             case Started():
@@ -130,12 +136,23 @@ class SyncerMachine:
     # ------------------------------------------------------------------------------------------ who is there
 
     def _wake(self, now: float) -> None:
-        """If this process itself was away, the learners were not heard, which is not the same as stalled."""
+        """If this process itself was away, the learners were not heard, which is not the same as stalled.
+
+        Where it slept, or its clock jumped, no time has passed: no budget is spent, no round was open for a day.
+        """
         away_s = now - self._now
+        if away_s > AWAY_S:
+            self._asleep_s += away_s
+            return
         if away_s > RESEND_S:
             for member in self.members.values():
                 member.stepped_at += away_s
         self._now = now
+
+    @property
+    def now(self) -> float:
+        """The machine's own time, which stands while its process sleeps."""
+        return self._now
 
     def _join(self, event: Joined) -> None:
         known = self.state.lives.get(event.learner)
@@ -160,6 +177,7 @@ class SyncerMachine:
         if member is not None and member.connected:
             self._do(Dismiss(event.learner, member.life, admission.superseded(event.learner, member.life, life)))
         self._record(LifeStarted(event.learner, life, event.process, index, self.elapsed_s, 0.0))
+        self.samples.forget(event.learner)
         self._bury(event.learner, life)
         self._welcome(event.learner, life)
 
@@ -191,8 +209,9 @@ class SyncerMachine:
 
     def _depart(self, event: Departed) -> None:
         member = self.members.get(event.learner)
-        if member is not None and member.life == event.life:
+        if member is not None and member.life == event.life and member.connected:
             member.disconnect()
+            self._witness(event.learner, event.life, "lost")
 
     def _report(self, event: Reported) -> None:
         report = event.report
@@ -203,8 +222,12 @@ class SyncerMachine:
             member.disconnect()  # versions are durable before they are sent, so it is this syncer that lost some
             self._do(Dismiss(report.learner, report.life, admission.ahead(report.learner)))
             return
+        was_stepping = member.is_stepping
         if not member.take_report(report, self._now):
             return
+        self.samples.reported(report)
+        if member.is_stepping and not was_stepping:
+            self._witness(report.learner, report.life, "stepping")
         self._see(
             Seen(
                 report.learner,
@@ -251,6 +274,7 @@ class SyncerMachine:
             member.pulled_at.pop(c.fragment, None)  # asked again once there is room
         if not reason:
             self._hold(member, c, event.payload_bytes)
+            self.samples.arrived(c.learner, c.life, event.payload_bytes, event.payload_s)
             return
         self._count(reason)
         if reason != "duplicate":
@@ -284,6 +308,7 @@ class SyncerMachine:
         self._measure_progress()
         if self.state.phase == "closed":
             return
+        self._write_samples()
         if self.state.phase == "closing":
             self._advance_closing()
             return
@@ -300,6 +325,12 @@ class SyncerMachine:
             self._ask_ahead(ready, quorum)
         self._let_go([m for m in self._connected() if m.is_leaving], ready, quorum)
         self._explain(ready, quorum)
+
+    def _write_samples(self) -> None:
+        if self._now - self._sampled_at >= SAMPLE_S:
+            self._sampled_at = self._now
+            if samples := self.samples.take():
+                self._record(Sampled(samples, self.elapsed_s, 0.0))
 
     def _let_go(self, leaving: list[Member], ready: list[Member], quorum: int) -> None:
         """Learners that want to leave hand over at once; their work merges in the next rounds, or now if all leave."""
@@ -551,6 +582,8 @@ class SyncerMachine:
     def _end(self) -> None:
         for learner, life in sorted((k, v.life) for k, v in self.state.lives.items()):
             self._discard(learner, life, "absent at close")
+        if samples := self.samples.take():
+            self._record(Sampled(samples, self.elapsed_s, 0.0))
         self._record(PhaseChanged("closed", (), self._seen(), self.elapsed_s, 0.0))
         self.state.ledger.check()
         assert self.state.ledger.totals().pending == 0, self.state.ledger.totals()
@@ -613,10 +646,14 @@ class SyncerMachine:
     def _seen(self) -> tuple[Seen, ...]:
         return tuple(self.state.ledger.seen(m.learner, m.life) for _, m in sorted(self.members.items()))
 
+    def _witness(self, learner: str, life: int, what: str) -> None:
+        if self.state.phase != "closed":
+            self._record(Witnessed(learner, life, what, self.elapsed_s, 0.0))
+
     def _count(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _record(self, fact: LifeStarted | Discarded | PhaseChanged | Paused) -> None:
+    def _record(self, fact: LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled) -> None:
         self.state.apply(fact)
         self._do(Record(fact))
 

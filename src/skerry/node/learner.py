@@ -17,13 +17,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
-import numpy as np
 import xxhash
 
 from skerry import config as configs
-from skerry.algo import codecs
 from skerry.algo.fragments import F32, Fragment, Layout, split
-from skerry.algo.outer import adopt
 from skerry.core.events import (
     Adopt,
     Boundary,
@@ -43,8 +40,8 @@ from skerry.core.events import (
     Unusable,
 )
 from skerry.core.learner import LearnerMachine
-from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Publication, Welcome
-from skerry.node.model import digest_of
+from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Lend, Lent, Publication, Welcome
+from skerry.node.algebra import FLOAT32, Algebra
 
 log = logging.getLogger("skerry.learner")
 
@@ -120,9 +117,10 @@ class LearnerNode:
         link: Link,
         process: str,
         clock: Callable[[], float],
+        algebra: Algebra = FLOAT32,
     ) -> None:
         self.name, self.layout, self.parameters, self.link = name, layout, parameters, link
-        self.process, self.clock = process, clock
+        self.process, self.clock, self.algebra = process, clock, algebra
         self.machine: LearnerMachine | None = None
         self.config: configs.Config | None = None
         self.welcome: Welcome | None = None
@@ -138,6 +136,7 @@ class LearnerNode:
         self._applied: dict[int, Applied] = {}  # training thread only
         self._snapshots: dict[int, tuple[F32, Pending]] = {}  # node thread only: base and values just taken
         self._payload: memoryview | None = None
+        self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
 
     # ------------------------------------------------------------------------------------------ training thread
 
@@ -180,12 +179,17 @@ class LearnerNode:
         layout = msgspec.json.encode(self.layout)
         return Hello(PROTOCOL, self.name, self.process, life, layout, self.layout.digest)
 
-    def told(self, message: object, payload: memoryview | bytearray | None) -> None:
+    def told(self, message: object, payload: memoryview | bytearray | None, payload_s: float = 0.0) -> None:
         """A message of the syncer, with its payload if it is a publication."""
+        if isinstance(message, Lend):
+            self._lend(message)
+            return
         if isinstance(message, Welcome) and self.machine is None:
             self._begin(message)
         if self.machine is not None:
             self._payload = memoryview(payload) if payload is not None else None
+            self._payload_bytes += len(payload or b"")
+            self._payload_s += payload_s
             self.handle(Told(message))  # type: ignore[arg-type]
             self._payload = None
 
@@ -198,6 +202,16 @@ class LearnerNode:
         self.residuals = [None] * len(fragments)
         self.fragments = fragments
         self.welcome = welcome
+
+    def _lend(self, message: Lend) -> None:
+        """A syncer repairs its files: give it the base if it is the version it lost, else it asks somebody else."""
+        p = message.fragment
+        if self.machine is None or not 0 <= p < len(self.bases):
+            return
+        base = self.bases[p]
+        if base is not None and self.machine.positions[p].base_version == message.version:
+            lent = Lent(self.name, p, message.version, self.algebra.digest(base))
+            self.link.send(lent, self.algebra.whole(base))
 
     def handle(self, event: LearnerEvent) -> None:
         """One event, and everything that follows from it."""
@@ -231,7 +245,11 @@ class LearnerNode:
                 self.link.send(self.hello(action.life))
             case SendReport():
                 report = msgspec.structs.replace(
-                    action.report, bytes_up=self.link.bytes_up, bytes_down=self.link.bytes_down
+                    action.report,
+                    bytes_up=self.link.bytes_up,
+                    bytes_down=self.link.bytes_down,
+                    payload_bytes=self._payload_bytes,
+                    payload_s=self._payload_s,
                 )
                 self.link.send(report)
             case Snapshot():
@@ -255,10 +273,9 @@ class LearnerNode:
         drift = pending() - base
         residual = self.residuals[c.fragment]
         u = drift if residual is None else drift + residual
-        if not np.isfinite(u).all():
-            return Spoiled(c.fragment, self._first_spoiled(c.fragment, u))
-        decoded = np.empty_like(u)
-        payload = codecs.encode(c.codec, u, decoded).data
+        if spoiled := self.algebra.first_spoiled(u, self.fragments[c.fragment]):
+            return Spoiled(c.fragment, spoiled)
+        payload, decoded = self.algebra.encode(c.codec, u)
         assert self.config is not None
         if self.config.learner.residual == "buffer":
             take_out, left = drift, u - decoded
@@ -268,10 +285,6 @@ class LearnerNode:
         out = self.outstanding[c.fragment] = Outstanding(signed, payload, take_out, left, sending=False)
         self._send(out)
         return None
-
-    def _first_spoiled(self, p: int, values: F32) -> str:
-        slots = self.fragments[p].slots
-        return next(s.name for s in slots if not np.isfinite(values[s.offset : s.offset + s.size]).all())
 
     def _send(self, out: Outstanding) -> None:
         if not out.sending:
@@ -284,7 +297,7 @@ class LearnerNode:
         assert self._payload is not None
         p, old = publication.fragment, self.bases[publication.fragment]
         base = self._decode(publication, old)
-        if base is None or digest_of(base) != publication.digest or not np.isfinite(base).all():
+        if base is None or not self._is_right(base, publication):
             log.warning("fragment %d version %d did not arrive whole: asking for all of it", p, publication.version)
             return Unusable(p)
         increment = None
@@ -301,10 +314,13 @@ class LearnerNode:
         return Prepared(p, publication.version, take_out)
 
     def _decode(self, publication: Publication, old: F32 | None) -> F32 | None:
-        payload = np.frombuffer(self._payload or b"", np.uint8)
         if publication.base_version == FULL:
-            return codecs.decode("fp32", payload)
-        return None if old is None else adopt(publication.codec, payload, old)
+            return self.algebra.decode(self._payload)
+        return None if old is None else self.algebra.adopt(publication.codec, self._payload, old)
+
+    def _is_right(self, base: F32, publication: Publication) -> bool:
+        is_whole = self.algebra.digest(base) == publication.digest
+        return is_whole and not self.algebra.first_spoiled(base, self.fragments[publication.fragment])
 
     def _settle(self, p: int, seq: int) -> F32:
         out = self.outstanding.pop(p)

@@ -10,19 +10,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, Layout, Tensor, gather, layout_of, scatter, split
+from skerry.algo.fragments import F32, Layout, Tensor, gather, layout_of, scatter, split
 from skerry.core.facts import Fact, RunCreated
 from skerry.core.state import RunState, fold
-from skerry.store.files import StoreError
+from skerry.node.algebra import FLOAT32, Values
 from skerry.store.store import Store
 
 METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
@@ -32,30 +32,6 @@ _facts = msgspec.msgpack.Decoder(Fact | RunState)
 
 class ModelError(Exception):
     """A model file nobody can start from: one line."""
-
-
-class Values(NamedTuple):
-    """One version of a fragment: published values, outer velocity, downstream residual (master = theta + error)."""
-
-    theta: F32
-    velocity: F32
-    error: F32
-
-
-def parts(values: Values) -> list[memoryview]:
-    return [array.data.cast("B") for array in values]
-
-
-def from_bytes(data: bytes, fragment: Fragment) -> Values:
-    if len(data) != 12 * fragment.size:
-        raise StoreError(f"fragment {fragment.index}: its file has {len(data)} bytes, expected {12 * fragment.size}")
-    flat = np.frombuffer(data, np.float32).reshape(3, fragment.size)
-    return Values(flat[0], flat[1], flat[2])
-
-
-def digest_of(theta: F32) -> bytes:
-    """What a learner checks after adopting: sha256 of the published values."""
-    return hashlib.sha256(theta.data.cast("B")).digest()
 
 
 # ---------------------------------------------------------------------------------------------- genesis
@@ -93,8 +69,8 @@ def create_run(
     for fragment in split(layout, config.sync.num_fragments):
         theta = gather(fragment, arrays)
         zero = np.zeros_like(theta)
-        files.append(store.put(parts(Values(theta, zero, zero))))
-        digests.append(digest_of(theta))
+        files.append(store.put(FLOAT32.parts(Values(theta, zero, zero))))
+        digests.append(FLOAT32.digest(theta))
     fact = RunCreated(
         config.run.name, configs.encode(config), msgspec.json.encode(layout), tuple(files), tuple(digests), at
     )
@@ -124,19 +100,24 @@ def read_model(store: Store, state: RunState, before_close: bool = False) -> dic
         files = list(state.before_close)
     arrays: dict[str, F32] = {}
     for fragment, file in zip(split(layout_in(state), len(files)), files, strict=True):
-        values = from_bytes(store.get(file), fragment)
+        values = FLOAT32.load(store.get(file), fragment)
         arrays |= scatter(fragment, values.theta + values.error)
     return arrays
 
 
-def export(store: Store, state: RunState, path: Path) -> str:
-    """Write the master as safetensors, loadable without Skerry; the file's sha256 in hex."""
-    arrays = {name: np.asarray(array, order="C") for name, array in sorted(read_model(store, state).items())}
+def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] | None = None) -> bytes:
+    """The model as a safetensors file, loadable without Skerry."""
+    tensors = {name: np.asarray(array, order="C") for name, array in sorted(arrays.items())}
     embeddings = [t.name for t in layout_in(state).tensors if t.kind == "embedding"]
     versions = [f.version for f in state.fragments]
-    about = {"run": state.created.run, "versions": versions, "embeddings": embeddings}
-    metadata = json.dumps(about | {"config": json.loads(state.created.config)})
+    about = {"run": state.created.run, "versions": versions, "embeddings": embeddings} | dict(more or {})
+    return save(tensors, {METADATA: json.dumps(about | {"config": json.loads(state.created.config)})})
+
+
+def export(store: Store, state: RunState, path: Path) -> str:
+    """Write the master as one file, whole or not at all; its sha256 in hex."""
+    data = packed(read_model(store, state), state)
     temporary = path.with_name(path.name + ".tmp")
-    save_file(arrays, temporary, {METADATA: metadata})
+    temporary.write_bytes(data)
     temporary.replace(path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(data).hexdigest()

@@ -13,14 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
-import numpy as np
 import xxhash
 
 from skerry import config as configs
-from skerry.algo import codecs
-from skerry.algo.fragments import F32, Layout, split
-from skerry.algo.merge import Held, merge, token_weight
-from skerry.algo.outer import outer_step, publish
+from skerry.algo.fragments import Layout, split
+from skerry.algo.merge import Held, token_weight
 from skerry.core.events import (
     Arrived,
     Dismiss,
@@ -39,8 +36,8 @@ from skerry.core.facts import Committed, EpochStarted, Fact
 from skerry.core.messages import FULL, Contribution, Publication, SyncerMessage
 from skerry.core.syncer import SyncerMachine
 from skerry.node import model
-from skerry.node.model import Values
-from skerry.store.store import Store
+from skerry.node.algebra import FLOAT32, Algebra
+from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
@@ -69,8 +66,16 @@ class Outbox(Protocol):
 class SyncerNode:
     """One syncer process over one run directory."""
 
-    def __init__(self, store: Store, outbox: Outbox, wall_clock: Callable[[], float], now: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        wall_clock: Callable[[], float],
+        now: float,
+        algebra: Algebra = FLOAT32,
+    ) -> None:
         self.store = store
+        self.algebra = algebra
         self.outbox = outbox
         self.wall_clock = wall_clock
         state = model.state_of(store)
@@ -78,7 +83,7 @@ class SyncerNode:
         self.layout: Layout = model.layout_in(state)
         self.fragments = split(self.layout, len(state.fragments))
         self.values = [
-            model.from_bytes(store.get(at.file), fragment)
+            algebra.load(store.get(at.file), fragment)
             for at, fragment in zip(state.fragments, self.fragments, strict=True)
         ]
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
@@ -86,6 +91,7 @@ class SyncerNode:
         self.finished = ""
         self._arriving: tuple[Contribution, Held] | None = None
         self._commits = 0
+        self.commits_per_collect = COMMITS_PER_COLLECT
         started = EpochStarted(state.epoch + 1, wall_clock())
         self._write([started])
         state.apply(started)
@@ -100,25 +106,26 @@ class SyncerNode:
         while events:
             events.extend(self._perform(self.machine.step(events.popleft(), now)))
 
-    def contribution(self, c: Contribution, payload: memoryview | bytearray, now: float) -> None:
+    def contribution(
+        self, c: Contribution, payload: memoryview | bytearray, now: float, payload_s: float = 0.0
+    ) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""
         held, fault = self._inspect(c, payload)
         if fault:
             log.warning("refused contribution of %s to fragment %d: %s", c.learner, c.fragment, fault)
         self._arriving = (c, held) if held else None
-        self.handle(Arrived(c, len(payload), fault), now)
+        self.handle(Arrived(c, len(payload), fault, payload_s), now)
         self._arriving = None
 
     def _inspect(self, c: Contribution, payload: memoryview | bytearray) -> tuple[Held | None, str]:
         if xxhash.xxh3_128_digest(payload) != c.digest:
             return None, "damaged: its digest does not match"
-        seen = codecs.inspect(c.codec, np.frombuffer(payload, np.uint8), self.fragments[c.fragment])
+        seen = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
         if not seen.finite:
             return None, "not finite: it holds NaN or infinity"
         if seen.max_abs > ABS_MAX:
             return None, f"too large: a value of {seen.max_abs:.3g}"
-        weight = token_weight(c.tokens, c.steps)
-        return Held(c.codec, np.frombuffer(payload, np.uint8), weight, seen.norms), ""
+        return self.algebra.hold(c.codec, payload, token_weight(c.tokens, c.steps), seen), ""
 
     # ------------------------------------------------------------------------------------------ actions out
 
@@ -165,7 +172,7 @@ class SyncerNode:
 
     def tidy(self) -> None:
         """Between events: begin a new segment when the tape's is full, collect versions nobody needs."""
-        if self._commits < COMMITS_PER_COLLECT:
+        if self._commits < self.commits_per_collect:
             return
         self._commits = 0
         if self.store.tape.size > self.config.store.segment_bytes:
@@ -175,27 +182,23 @@ class SyncerNode:
     # ------------------------------------------------------------------------------------------ merge and publish
 
     def _merge(self, action: Merge) -> Committed:
-        """Merge, outer step, published delta; the new version's file is written, its commit follows."""
-        p, old = action.fragment, self.values[action.fragment]
+        """The next version of a fragment; its file is written, its commit follows."""
+        p = action.fragment
         held = [self._take(c) for c in action.contributions]
-        threads = self.config.merge.threads
-        delta = merge(action.rule, self.fragments[p], held, threads)
-        x, velocity = outer_step(
-            action.outer, action.lr, action.momentum, old.theta, old.error, old.velocity, delta, threads
-        )
         codec = "fp32" if action.phase == "closing" else self.config.wire.codec_down
-        published = publish(codec, x, old.theta, threads)
-        assert published.finite, f"fragment {p} version {action.version} is not finite"
-        self.values[p] = Values(published.theta_new, velocity, published.error_new)
-        digest = model.digest_of(published.theta_new)
-        self._keep(p, action.version, Delta(codec, published.payload.tobytes(), digest))
+        merged = self.algebra.merge(
+            action, self.fragments[p], self.values[p], held, codec, self.config.merge.threads
+        )
+        self.values[p] = merged.values
+        self._keep(p, action.version, Delta(codec, merged.payload, merged.digest))
         state = self.machine.state
+        is_recorded = self.config.store.record == "full"
         return Committed(
             epoch=state.epoch,
             fragment=p,
             version=action.version,
-            file=self.store.put(model.parts(self.values[p])),
-            digest=digest,
+            file=self.store.put(self.algebra.parts(merged.values)),
+            digest=merged.digest,
             parent=state.fragments[p].digest,
             rule=action.rule,
             outer=action.outer,
@@ -214,6 +217,9 @@ class SyncerNode:
             open_s=action.open_s,
             elapsed_s=action.elapsed_s,
             at=self.wall_clock(),
+            codecs=tuple(c.codec for c in action.contributions),
+            bases=tuple(c.base_version for c in action.contributions),
+            payloads=self.store.put([h.payload.data for h in held], RECORD) if is_recorded else "",
         )
 
     def _take(self, c: Contribution) -> Held:
@@ -230,13 +236,13 @@ class SyncerNode:
         p, kept = action.fragment, self.deltas[action.fragment]
         lacking = range(action.base_version + 1, action.version + 1)
         small = action.base_version > FULL and all(v in kept for v in lacking)
-        theta: F32 = self.values[p].theta
-        if small and sum(len(kept[v].payload) for v in lacking) < theta.nbytes:
+        theta = self.algebra.whole(self.values[p].theta)
+        if small and sum(len(kept[v].payload) for v in lacking) < len(theta):
             for version in lacking:
                 self._send_version(action, version, version - 1, kept[version])
         else:
             digest = self.machine.state.fragments[p].digest
-            whole = Delta("fp32", theta.data.cast("B"), digest)
+            whole = Delta("fp32", theta, digest)
             self._send_version(action, action.version, FULL, whole)
 
     def _send_version(self, action: Publish, version: int, base_version: int, delta: Delta) -> None:

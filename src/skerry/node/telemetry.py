@@ -9,7 +9,7 @@ from skerry.core.schedule import sync_every_at
 from skerry.core.syncer import SyncerMachine
 
 
-def status(machine: SyncerMachine, now: float, bytes_in: int, bytes_out: int, wall: float) -> dict[str, Any]:
+def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -> dict[str, Any]:
     """The syncer's position and each learner's, as numbers and short words."""
     state, sync = machine.state, machine.config.sync
     return {
@@ -29,7 +29,7 @@ def status(machine: SyncerMachine, now: float, bytes_in: int, bytes_out: int, wa
         "refused": dict(sorted(machine.refused.items())),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
-        "learners": {name: _member(machine, name, now) for name in sorted(machine.members)},
+        "learners": {name: _member(machine, name) for name in sorted(machine.members)},
     }
 
 
@@ -43,13 +43,13 @@ def tokens(totals: Totals, fragment_count: int) -> dict[str, Any]:
     }
 
 
-def _member(machine: SyncerMachine, name: str, now: float) -> dict[str, Any]:
+def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
     member, report = machine.members[name], machine.members[name].report
     unsettled = [report.tokens - p.mark_tokens for p in report.positions] if report else [0]
     marks = [report.step - p.mark_step for p in report.positions] if report else [0]
     return {
         "life": member.life,
-        "state": member.state(now, machine.config.sync.stall_s),
+        "state": member.state(machine.now, machine.config.sync.stall_s),
         "step": member.step,
         "tokens": report.tokens if report else 0,
         "tokens_per_s": _rate(machine, name),

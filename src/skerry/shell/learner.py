@@ -15,15 +15,15 @@ import threading
 import time
 
 from skerry import config as configs
-from skerry.algo import codecs
 from skerry.algo.fragments import Layout
-from skerry.core.events import Closing, Gone, Linked, Ticked, Unlinked
+from skerry.core.events import Closing, Gone, Ticked
 from skerry.core.learner import LearnerMachine
-from skerry.core.messages import FULL, Answer, Ask, LearnerMessage, Message, Publication, Refused
+from skerry.core.messages import Answer, Ask, Message, Refused
 from skerry.node.learner import LearnerNode, Parameters
+from skerry.shell.peers import Uplink
 from skerry.wire.frames import ProtocolError
 from skerry.wire.tcp import Client
-from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
+from skerry.wire.transport import Opened, Received, WireEvent
 
 INBOX_MAX = 1024
 TICK_S = 0.05
@@ -45,9 +45,11 @@ class LearnerShell:
         self, name: str, layout: Layout, parameters: Parameters, host: str, port: int, token: bytes | None
     ) -> None:
         self.inbox: queue.Queue[WireEvent | None] = queue.Queue(INBOX_MAX)
-        self.node = LearnerNode(name, layout, parameters, self, secrets.token_hex(8), time.monotonic)
-        self.client = Client(host, port, token, self.inbox, self._payload_bytes)  # type: ignore[arg-type]
-        self._peer: int | None = None
+        self.uplink = Uplink()
+        self.node = LearnerNode(name, layout, parameters, self.uplink, secrets.token_hex(8), time.monotonic)
+        self.uplink.node = self.node
+        self.client = Client(host, port, token, self.inbox, self.uplink.payload_bytes)  # type: ignore[arg-type]
+        self.uplink.endpoint = self.client
         self._finish = False
         self._stepped_at: float | None = None
         self._ended_at: float | None = None
@@ -168,57 +170,8 @@ class LearnerShell:
             self._posted = None
 
     def _take(self, event: WireEvent | None) -> None:
-        self.node.drain_boundaries()  # what the training thread did comes before what came after it
-        match event:
-            case Opened():
-                self._peer = event.peer
-                self.node.relinked()
-                self._linked()
-            case Received():
-                if isinstance(event.message, Refused):
-                    self.node.ended, self.node.refused = True, event.message.reason
-                else:
-                    self.node.told(event.message, event.payload)
-            case Sent():
-                if isinstance(event.tag, tuple):
-                    self.node.sent(*event.tag)
-            case Lost():
-                if event.peer == self._peer:
-                    self._peer = None
-                    log.info("syncer lost: %s", event.reason)
-                    if self.node.machine is not None:
-                        self.node.handle(Unlinked())
-
-    def _linked(self) -> None:
-        if self.node.machine is None:
-            self.send(self.node.hello(0))
-        else:
-            self.node.handle(Linked())
-
-    # the node's link
-
-    def send(self, message: LearnerMessage, payload: memoryview | None = None, tag: object = None) -> None:
-        if self._peer is not None:
-            self.client.send(self._peer, message, payload, tag)
-
-    @property
-    def bytes_up(self) -> int:
-        return self.client.bytes_out
-
-    @property
-    def bytes_down(self) -> int:
-        return self.client.bytes_in
-
-    def _payload_bytes(self, message: Message) -> int:
-        """The only legal payload length of a publication; called by the I/O thread before it allocates."""
-        fragments = self.node.fragments
-        if not isinstance(message, Publication) or not 0 <= message.fragment < len(fragments):
-            raise ProtocolError(f"{type(message).__name__} with a payload")
-        config: configs.Config | None = self.node.config
-        if config is None or message.codec not in (config.wire.codec_down, "fp32"):
-            raise ProtocolError(f"codec {message.codec[:16]!r} is not the run's")
-        codec = "fp32" if message.base_version == FULL else message.codec
-        return codecs.payload_bytes(codec, fragments[message.fragment].size)
+        if event is not None:
+            self.uplink.take(event)
 
 
 def fetch_config(host: str, port: int, token: bytes | None) -> configs.Config:

@@ -24,6 +24,8 @@ from .tape import Record, Tape, TapeDamaged, TapeTooNew, read_all
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+FILES = "files"  # collected when nobody needs them any more
+RECORD = "record"  # kept for good
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -71,19 +73,19 @@ class Store:
         except (TapeDamaged, TapeTooNew) as error:
             raise type(error)(f"{root}/{error}") from error
 
-    def put(self, parts: Sequence[Buffer]) -> str:
+    def put(self, parts: Sequence[Buffer], folder: str = FILES) -> str:
         """Keep a file whose contents are `parts` joined; it lasts once a commit has followed."""
         self._check_open()
         digest = _digest(parts)
+        name = f"{folder}/{digest}"
         with self._writing("put"):
             # A file merely seen in the directory may exist in the cache alone (a failed sync before a
             # restart), so only what this process wrote is taken as written.
-            if digest not in self._durable and digest not in self._uncommitted:
-                temporary = f"files/{digest}.tmp"
-                self._files.write(temporary, parts)
-                self._files.sync(temporary)
-                self._files.rename(temporary, f"files/{digest}")
-            self._uncommitted.add(digest)
+            if name not in self._durable and name not in self._uncommitted:
+                self._files.write(f"{name}.tmp", parts)
+                self._files.sync(f"{name}.tmp")
+                self._files.rename(f"{name}.tmp", name)
+            self._uncommitted.add(name)
         return digest
 
     def commit(self, records: Sequence[bytes]) -> None:
@@ -94,14 +96,14 @@ class Store:
             self._durable |= self._uncommitted
             self._uncommitted.clear()
 
-    def get(self, digest: str) -> bytes:
+    def get(self, digest: str, folder: str = FILES) -> bytes:
         """The contents of a file, checked against its name."""
         self._check_open()
         if not _DIGEST.fullmatch(digest):
             raise FileDamaged(f"{self.root}: {digest[:80]!r} is no file digest")
-        where = f"{self.root}/files/{digest}"
+        where = f"{self.root}/{folder}/{digest}"
         try:
-            data = self._files.read(f"files/{digest}")
+            data = self._files.read(f"{folder}/{digest}")
         except FileNotFoundError:
             raise FileDamaged(f"{where} is missing: restore it from a copy") from None
         except OSError as error:
@@ -118,12 +120,13 @@ class Store:
 
     def collect(self, keep: Collection[str]) -> int:
         """Remove files not in `keep` and leftovers of crashed puts, sparing what awaits its commit."""
-        keep = self._uncommitted.union(keep)
+        keep = self._uncommitted.union(f"{FILES}/{digest}" for digest in keep)
         with self._writing("collect"):
-            names = [name for name in self._files.names("files") if _is_ours(name) and name not in keep]
+            ours = [f"{FILES}/{name}" for name in self._files.names(FILES) if _is_ours(name)]
+            names = [name for name in ours if name not in keep]
             for name in names:
                 self._durable.discard(name)
-                self._files.remove(f"files/{name}")
+                self._files.remove(name)
         return len(names)
 
     def history(self) -> Iterator[Record]:
@@ -147,8 +150,9 @@ class Store:
         self.close()
 
     def _sync_names(self) -> None:
-        if self._uncommitted:
-            self._files.sync_dir("files")
+        for folder in (FILES, RECORD):
+            if any(name.startswith(folder) for name in self._uncommitted):
+                self._files.sync_dir(folder)
 
     def _check_open(self) -> None:
         if self._stopped:
@@ -174,7 +178,8 @@ class Store:
 def _prepare(files: FileSystem) -> None:
     files.lock()
     files.make_dir("tape")
-    files.make_dir("files")
+    files.make_dir(FILES)
+    files.make_dir(RECORD)
     files.sync_dir("")
 
 
@@ -191,7 +196,7 @@ def _is_ours(name: str) -> bool:
 
 def _explain(root: Path, doing: str, error: OSError) -> str:
     where = root / str(error.filename or "")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"the disk is full ({where}); committed state is intact: free space and restart"
     remedy = {
         errno.EACCES: "check its owner and permissions",

@@ -63,6 +63,8 @@ class Connection:
         self.broken = ""  # why nothing more can be read or written
         self.closed = False
         self.heard = self.spoke = time.monotonic()
+        self.took_s = 0.0  # from the first byte of the last message to its last
+        self._began: float | None = None
         self._meter = meter
         self._writing: list[memoryview] = []  # the unsent rest of one frame
 
@@ -82,7 +84,11 @@ class Connection:
         work_bytes = 0
         while work_bytes < WORK_BYTES and (count := self._receive(self.parser.buffer())):
             work_bytes += count
-            if (item := self.parser.received(count)) is not None:
+            self._began = self.heard if self._began is None else self._began
+            item = self.parser.received(count)
+            if self.parser.is_idle:
+                self.took_s, self._began = self.heard - self._began, None
+            if item is not None:
                 yield item
 
     def discard(self) -> None:

@@ -307,7 +307,8 @@ class TcpEndpoint(ABC):
     def _take(self, connection: Connection, item: Delivery | Handshake) -> None:
         if isinstance(item, Delivery):
             assert connection.peer in self._peers  # the parser takes no message from strangers
-            self._emit(Received(connection.peer, item.message, item.payload))
+            payload_s = 0.0 if item.payload is None else connection.took_s
+            self._emit(Received(connection.peer, item.message, item.payload, payload_s))
         else:
             self._shake(connection, item)
 

@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
-from skerry.core.messages import Contribution, LearnerMessage, Message, Publication, SyncerMessage
+from skerry.core.messages import Contribution, LearnerMessage, Lent, Message, Publication, SyncerMessage
 
 MAGIC = b"SKRY"
 FRAME_VERSION = 1
@@ -63,7 +63,7 @@ STRANGER = frozenset({HANDSHAKE})  # kinds legal on a connection that is not aut
 CONTROL_LINE = frozenset({MESSAGE, PING})  # on a control connection,
 BULK_LINE = frozenset({BULK, CHUNK, PING})  # on a bulk connection
 
-CARRIES_PAYLOAD = (Contribution, Publication)  # always travel as BULK; the other messages never do
+CARRIES_PAYLOAD = (Contribution, Publication, Lent)  # always travel as BULK; the other messages never do
 
 Payload = bytes | bytearray | memoryview
 PayloadLimit = Callable[[Message], int]  # the one legal payload length of a bulk message, or ProtocolError
@@ -220,6 +220,11 @@ class Parser:
         """Where the next bytes of the stream belong; never empty."""
         return self._target[self._filled :]
 
+    @property
+    def is_idle(self) -> bool:
+        """Between messages: no frame has begun and no payload is on its way."""
+        return self._target is self._header and not self._filled and not self.transfers.is_open
+
     def received(self, count: int) -> Delivery | Handshake | None:
         """Take note of `count` bytes in `buffer()`; returns what they complete, if anything."""
         self._filled += count
@@ -326,6 +331,10 @@ class Transfers:
         self._open[transfer] = _Transfer(message, payload, bytearray(chunk_count), chunk_count)
         self._bytes += payload_bytes
         return None
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
 
     def claim(self, transfer: int, offset: int, length: int) -> memoryview:
         """The place of one chunk, given out once."""

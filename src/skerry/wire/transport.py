@@ -60,6 +60,7 @@ class Received:
     peer: int
     message: Message
     payload: memoryview | None
+    payload_s: float = 0.0  # from its first byte to its last
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,371 @@
+"""The audit of a tape: each fact is held against the invariants of a run, in the order it was written.
+
+Pure, incremental and fast: a fact costs its own size (a fold and the end cost the books'). The simulator, chaos and
+replay use the same one. The first bad fact is the last one judged: what follows it would be held against books that are
+wrong. A violation is one line: the invariant, the fact, and the values that disagree.
+
+    I1   no contribution is merged twice, merged ranges never overlap
+    I2   rows tile each life's work; after the end nothing is pending and nothing is settled
+    I3   versions and parents form one line; weights, order and settings of a merge are what the run's say
+    I5   a fold is the state after everything before it
+    I11  a merge has its quorum, and the quorum is the configured one
+    I12  a contribution's base is a version there was
+    I13  epochs and lives rise by one; only the current epoch commits; only lives that began have work
+    I15  the state comes from the run's creation, which happens once
+    clock, phase: time, progress and phases never go back
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from skerry import config as configs
+from skerry.core.facts import (
+    Committed,
+    Discarded,
+    EpochStarted,
+    Fact,
+    Injected,
+    LifeStarted,
+    Paused,
+    PhaseChanged,
+    Restored,
+    Row,
+    RunCreated,
+    Sampled,
+    Seen,
+    Witnessed,
+)
+from skerry.core.ledger import MERGED, Account, Ledger, Settled
+from skerry.core.quorum import quorum_size
+from skerry.core.schedule import STEADY, WARM, phase_at, sync_every_at
+from skerry.core.state import RunState, created
+
+PHASES = ("created", "training", "closing", "closed")
+RESTORED = "restored"  # the rule of a commit that goes back to the values before a damaged version
+CLOCK_SLACK_S = 1e-6  # `now - (now - elapsed)` is not quite `elapsed`
+FOLDED = (
+    "created", "fragments", "epoch", "lives", "phase", "before_close", "elapsed_s",
+    "merges", "merges_alone", "contributors", "ready",
+)  # fmt: skip
+
+
+class Audit:
+    """Take every record of a tape, from its first or from a fold; `state` is the run after the last good one."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.checks = 0
+        self.state: RunState | None = None
+        self._config = configs.Config()
+        self._last: dict[int, Committed] = {}  # fragment -> its newest commit
+        self._progress_at_epoch = 0.0  # rounds do not survive a restart: none was opened before this
+        self._fact: Fact | RunState | None = None
+
+    def __repr__(self) -> str:
+        return f"<audit checks={self.checks} violations={self.violations}>"
+
+    def take(self, fact: Fact | RunState) -> None:
+        if self.violations:
+            return
+        self._fact = fact
+        if self.state is None:
+            self._begin(fact)
+        elif isinstance(fact, RunState):
+            self._fold(self.state, fact)
+        else:
+            self._judge(self.state, fact)
+            if not self.violations:
+                self.state.apply(fact)
+                if isinstance(fact, Committed):
+                    self._last[fact.fragment] = fact
+
+    def _demand(self, is_right: bool, invariant: str, text: str, *values: object) -> bool:
+        self.checks += 1
+        if not is_right:
+            self.violations.append(f"{invariant}: {_name(self._fact)}: {text.format(*values)}")
+        return is_right
+
+    # ------------------------------------------------------------------------------------------ the beginning, folds
+
+    def _begin(self, fact: Fact | RunState) -> None:
+        if not self._demand(isinstance(fact, RunCreated | RunState), "I15", "the tape does not begin with a run"):
+            return
+        assert isinstance(fact, RunCreated | RunState)
+        about = fact if isinstance(fact, RunCreated) else fact.created
+        count = len(about.files)
+        if not self._demand(count == len(about.digests) > 0, "I15", "{} files, {} digests", count, len(about.digests)):
+            return
+        try:
+            self._config = configs.decode(about.config)
+        except msgspec.DecodeError as error:
+            self._demand(False, "I15", "its configuration cannot be read ({})", error)
+            return
+        self.state = created(about)
+        if isinstance(fact, RunState):
+            is_whole = fact.phase in PHASES and len(fact.fragments) == count
+            self._demand(is_whole, "I5", "phase {}, {} of {} fragments", fact.phase, len(fact.fragments), count)
+            self._books(fact.ledger, count)
+            self._adopt(fact)
+
+    def _fold(self, state: RunState, fact: RunState) -> None:
+        """What the syncer has heard but not written yet may be in a fold: positions seen, and progress."""
+        for field in FOLDED:
+            mine, said = getattr(state, field), getattr(fact, field)
+            self._demand(mine == said, "I5", "{} is {}, the facts before it say {}", field, said, mine)
+        self._demand(
+            state.progress <= fact.progress <= 1, "I5", "progress is {}, was {}", fact.progress, state.progress
+        )
+        mine, said = state.ledger, fact.ledger
+        sums, sums_said = (mine.merged, mine.discarded), (said.merged, said.discarded)
+        self._demand(sums == sums_said, "I5", "settled are {}, the facts before it say {}", sums_said, sums)
+        if self._books(said, len(state.fragments)):
+            self._accounts(fact, mine, said)
+        self._adopt(fact)
+
+    def _books(self, ledger: Ledger, count: int) -> bool:
+        """They are whole by themselves: nothing settled that was not produced, and the sums balance."""
+        accounts = ledger.accounts
+        is_whole = all(len(a.settled) == count for a in accounts.values())
+        if not self._demand(is_whole and ledger.fragment_count == count, "I5", "books of another number of fragments"):
+            return False
+        for key, a in accounts.items():
+            is_covered = all(s.step <= a.step and s.tokens <= a.tokens for s in a.settled)
+            self._demand(is_covered, "I2", "{} has more settled than produced: {}", key, a)
+        totals, steps = ledger.totals(), sum(a.step for a in accounts.values())
+        self._demand(totals.balance == 0, "I2", "the books do not balance: {}", totals)
+        said = (ledger.produced, ledger.steps)
+        return self._demand(
+            said == (totals.produced, steps), "I2", "{} produced in steps {}", said, (totals.produced, steps)
+        )
+
+    def _accounts(self, fact: RunState, mine: Ledger, said: Ledger) -> None:
+        nothing = Account([Settled() for _ in range(mine.fragment_count)])
+        for key in mine.accounts.keys() | said.accounts.keys():
+            learner, _, life = key.rpartition("/")
+            known = fact.lives.get(learner)
+            began = known is not None and life in map(str, range(1, known.life + 1))
+            self._demand(began, "I13", "an account of {}, which never began", key)
+            a, b = mine.accounts.get(key, nothing), said.accounts.get(key, nothing)
+            self._demand(a.settled == b.settled, "I5", "{} settled {}, the facts say {}", key, b.settled, a.settled)
+            self._demand(b.step >= a.step and b.tokens >= a.tokens, "I5", "{} went back: {} after {}", key, b, a)
+
+    def _adopt(self, fact: RunState) -> None:
+        if not self.violations:  # a copy: the caller's may be the syncer's own, which goes on
+            self.state = msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=RunState)
+
+    # ------------------------------------------------------------------------------------------ facts
+
+    def _judge(self, state: RunState, fact: Fact) -> None:
+        match fact:
+            case RunCreated():
+                self._demand(False, "I15", "a run is created once")
+            case EpochStarted():
+                self._demand(fact.epoch == state.epoch + 1, "I13", "epoch {} after {}", fact.epoch, state.epoch)
+                self._progress_at_epoch = state.progress
+            case LifeStarted():
+                self._open(state, fact.elapsed_s)
+                self._life_started(state, fact)
+            case Committed():
+                self._committed(state, fact)
+            case Discarded():
+                self._open(state, fact.elapsed_s)
+                self._demand(bool(fact.rows), "I2", "nothing is discarded")
+                merged = [row for row in fact.rows if row.fate == MERGED]
+                self._demand(not merged, "I3", "merged outside any commit: {}", merged)
+                self._seen(state, fact.seen)
+                self._rows(state, fact.rows)
+            case Paused():
+                self._clock(state, fact.elapsed_s)
+                self._seen(state, fact.seen)
+            case PhaseChanged():
+                self._open(state, fact.elapsed_s)
+                self._phase_changed(state, fact)
+            case Witnessed():
+                self._open(state, fact.elapsed_s)
+                self._began(state, fact.learner, fact.life)
+            case Sampled():
+                self._open(state, fact.elapsed_s)
+                for sample in fact.samples:
+                    self._began(state, sample.learner, sample.life)
+            case Restored():
+                self._restored(state, fact)
+            case Injected():
+                pass
+
+    def _life_started(self, state: RunState, fact: LifeStarted) -> None:
+        known = state.lives.get(fact.learner)
+        life, index = (known.life + 1, known.index) if known else (1, len(state.lives))
+        self._demand(fact.life == life, "I13", "life {} where {} is next", fact.life, life)
+        self._demand(fact.index == index, "I13", "index {}, expected {}", fact.index, index)
+
+    def _phase_changed(self, state: RunState, fact: PhaseChanged) -> None:
+        follows = PHASES.index(state.phase) + 1
+        is_next = follows < len(PHASES) and fact.phase == PHASES[follows]
+        self._demand(is_next, "phase", "{} after {}", fact.phase, state.phase)
+        self._seen(state, fact.seen)
+        if fact.phase == "closing":
+            files = tuple(f.file for f in state.fragments)
+            self._demand(fact.files == files, "I3", "pins {}, the newest are {}", fact.files, files)
+        if fact.phase == "closed":
+            self._nothing_pending(state, {f"{s.learner}/{s.life}": s for s in fact.seen})
+
+    def _nothing_pending(self, state: RunState, seen: dict[str, Seen]) -> None:
+        for key, account in state.ledger.accounts.items():
+            last = seen.pop(key, account)
+            end = (max(last.step, account.step), max(last.tokens, account.tokens))
+            for p, s in enumerate(account.settled):
+                self._demand((s.step, s.tokens) == end, "I2", "{} settled on {} up to {}, not {}", key, p, s, end)
+        unsettled = [key for key, last in seen.items() if last.step > 0]
+        self._demand(not unsettled, "I2", "nothing of {} is settled", unsettled)
+
+    def _restored(self, state: RunState, fact: Restored) -> None:
+        if self._demand(0 <= fact.fragment < len(state.fragments), "I3", "there is no such fragment"):
+            at = state.fragments[fact.fragment]
+            self._demand(fact.version == at.version, "I3", "version {}, the newest is {}", fact.version, at.version)
+            self._demand(fact.digest == at.digest, "I3", "digest {}, was {}", fact.digest.hex(), at.digest.hex())
+
+    # ------------------------------------------------------------------------------------------ commits
+
+    def _committed(self, state: RunState, fact: Committed) -> None:
+        if not self._demand(0 <= fact.fragment < len(state.fragments), "I3", "there is no such fragment"):
+            return
+        at, last = state.fragments[fact.fragment], self._last.get(fact.fragment)
+        self._demand(fact.version == at.version + 1, "I3", "version {} after {}", fact.version, at.version)
+        self._demand(fact.parent == at.digest, "I3", "parent {}, was {}", fact.parent.hex(), at.digest.hex())
+        self._demand(0 < fact.epoch == state.epoch, "I13", "epoch {}, current is {}", fact.epoch, state.epoch)
+        # A merge may take a while, so only commits of one fragment are in the order in which they were decided.
+        progress, elapsed_s = (last.progress, last.elapsed_s) if last else (0.0, 0.0)
+        self._demand(progress <= fact.progress <= 1, "clock", "progress {} after {}", fact.progress, progress)
+        is_later = elapsed_s - CLOCK_SLACK_S <= fact.elapsed_s < math.inf
+        self._demand(is_later, "clock", "{} s of training after {} s", fact.elapsed_s, elapsed_s)
+        self._seen(state, fact.seen)
+        if fact.rule == RESTORED:
+            self._gone_back(fact, last)
+        elif not self.violations:
+            self._rows(state, fact.rows)
+            merged = [row for row in fact.rows if row.fate == MERGED]
+            self._merged(fact, merged)
+            self._quorum(fact, len(merged))
+            self._settings(state, fact, max(progress, self._progress_at_epoch))
+
+    def _gone_back(self, fact: Committed, last: Committed | None) -> None:
+        self._demand(not fact.rows and not fact.weights, "I3", "merges while it goes back: {}", fact.rows)
+        if last is not None:
+            said, before = fact.digest.hex(), last.parent.hex()
+            self._demand(said == before, "I3", "digest {}, the version before the last has {}", said, before)
+
+    def _merged(self, fact: Committed, merged: Sequence[Row]) -> None:
+        """In learner-id order, each with its own weight, codec and base; what is given up is only what lies before."""
+        learners, order = [row.learner for row in merged], [row.learner for row in fact.rows]
+        is_ordered = learners == sorted(set(learners)) and order == sorted(order)
+        self._demand(is_ordered, "I3", "settled in the order {}, merged {}", order, learners)
+        who = {(row.learner, row.life) for row in merged}
+        strange = [r for r in fact.rows if r.fragment != fact.fragment or (r.learner, r.life) not in who]
+        self._demand(not strange, "I3", "settles what it does not merge: {}", strange)
+        counts = (len(fact.weights), len(fact.codecs), len(fact.bases))
+        if not self._demand(
+            counts == (len(merged),) * 3, "I3", "{} merged, weights, codecs, bases: {}", len(merged), counts
+        ):
+            return
+        wire = self._config.wire
+        codecs = {wire.codec_up, "fp32"} if fact.phase == "closing" else {wire.codec_up}
+        for row, weight, codec, base in zip(merged, fact.weights, fact.codecs, fact.bases, strict=True):
+            expected = row.tokens * row.tokens / max(1, row.steps)
+            self._demand(0 < weight == expected, "I3", "{} weighs {}, not {}", row.learner, weight, expected)
+            self._demand(codec in codecs, "I3", "{} came in {}, not in {}", row.learner, codec, sorted(codecs))
+            self._demand(0 <= base < fact.version, "I12", "{} is relative to version {}", row.learner, base)
+
+    def _quorum(self, fact: Committed, merged: int) -> None:
+        """What is left at the end is merged by however few have it."""
+        quorum = 1 if fact.phase == "closing" else quorum_size(self._config.sync.quorum, fact.ready)
+        said = (fact.quorum, fact.ready)
+        self._demand(fact.quorum == quorum, "I11", "quorum {} with {} ready, configured {}", *said, quorum)
+        self._demand(1 <= fact.quorum <= merged, "I11", "{} merged, quorum {}", merged, fact.quorum)
+
+    def _settings(self, state: RunState, fact: Committed, opened_from: float) -> None:
+        """What its phase says; the phase follows from the progress at which its round was opened, not on the tape."""
+        config, sync = self._config, self._config.sync
+        if fact.phase == "closing":
+            is_possible = state.phase == "closing"
+        else:
+            is_possible = state.phase in ("training", "closing") and (
+                (fact.phase == WARM and phase_at(sync, opened_from) == WARM)
+                or (fact.phase == STEADY and phase_at(sync, fact.progress) == STEADY)
+            )
+        self._demand(is_possible, "phase", "a {} merge at {}, run {}", fact.phase, fact.progress, state.phase)
+        turns = (sync.warm_share, sync.warm_share + sync.ramp_share)  # H is monotone between them
+        points = (opened_from, fact.progress, *(min(max(turn, opened_from), fact.progress) for turn in turns))
+        every = [sync_every_at(sync, point) for point in points]
+        self._demand(min(every) <= fact.sync_every <= max(every), "I3", "H = {}, not in {}", fact.sync_every, every)
+        is_steady = fact.phase == STEADY
+        expected = (
+            config.merge.rule if is_steady else "mean",
+            config.outer.rule if is_steady else "sgd",
+            config.outer.lr if is_steady else 1.0,
+            config.outer.momentum if is_steady else 0.0,
+            "fp32" if fact.phase == "closing" else config.wire.codec_down,
+        )
+        said = (fact.rule, fact.outer, fact.lr, fact.momentum, fact.codec)
+        self._demand(said == expected, "I3", "merged by {}, configured {}", said, expected)
+
+    # ------------------------------------------------------------------------------------------ small things
+
+    def _open(self, state: RunState, elapsed_s: float) -> None:
+        self._demand(state.phase != "closed", "I2", "written after the end")
+        self._clock(state, elapsed_s)
+
+    def _clock(self, state: RunState, elapsed_s: float) -> None:
+        is_later = state.elapsed_s - CLOCK_SLACK_S <= elapsed_s < math.inf
+        self._demand(is_later, "clock", "{} s of training after {} s", elapsed_s, state.elapsed_s)
+
+    def _began(self, state: RunState, learner: str, life: int) -> bool:
+        known = state.lives.get(learner)
+        newest = known.life if known else 0
+        return self._demand(1 <= life <= newest, "I13", "life {} of {}, the newest is {}", life, learner, newest)
+
+    def _seen(self, state: RunState, seen: Iterable[Seen]) -> None:
+        for one in seen:
+            if self._began(state, one.learner, one.life) and state.phase == "closed":
+                at = state.ledger.account(one.learner, one.life)
+                is_old = one.step <= at.step and one.tokens <= at.tokens
+                self._demand(is_old, "I2", "produced after the end: {}", one)
+
+    def _rows(self, state: RunState, rows: Iterable[Row]) -> None:
+        """Each begins where the last of its life and fragment ended; rows of one fact follow each other too."""
+        ends: dict[tuple[str, int, int], tuple[int, int, int]] = {}
+        for row in rows:
+            if not self._began(state, row.learner, row.life):
+                return
+            if not self._demand(0 <= row.fragment < len(state.fragments), "I2", "no such fragment: {}", row):
+                return
+            key = (row.learner, row.life, row.fragment)
+            settled = state.ledger.settled(*key)
+            step, tokens, seq = ends.get(key, (settled.step, settled.tokens, settled.seq))
+            if row.fate == MERGED:
+                is_new = row.seq > seq and row.from_step >= step
+                self._demand(is_new, "I1", "merged again: {}, settled up to step {}, seq {}", row, step, seq)
+            follows = (row.from_step, row.from_tokens) == (step, tokens)
+            self._demand(follows, "I2", "{} does not begin at step {}, token {}", row, step, tokens)
+            least = 1 if row.fate == MERGED else 0  # tokens; a step without any is still a step
+            grows = row.steps >= 1 and row.tokens >= least
+            self._demand(grows, "I2", "{} settles {} steps, {} tokens", row, row.steps, row.tokens)
+            ends[key] = (row.to_step, row.to_tokens, max(seq, row.seq))
+
+
+def _name(fact: Fact | RunState | None) -> str:
+    """Which fact, in a few words."""
+    match fact:
+        case Committed() | Restored():
+            return f"{type(fact).__name__} fragment {fact.fragment} version {fact.version}"
+        case LifeStarted() | Witnessed():
+            return f"{type(fact).__name__} {fact.learner}"
+        case EpochStarted():
+            return f"EpochStarted {fact.epoch}"
+        case PhaseChanged():
+            return f"PhaseChanged {fact.phase}"
+        case _:
+            return type(fact).__name__

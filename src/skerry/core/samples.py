@@ -1,0 +1,74 @@
+"""Step times and transfers of each life since the last look, to be written to the tape now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skerry.core.facts import Sample
+from skerry.core.messages import Report
+
+STEPS_MAX = 32  # reported step times kept of one life between two looks
+
+
+@dataclass
+class _Window:
+    step: int
+    tokens: int
+    payload_bytes: int
+    payload_s: float
+    step_s: list[float] = field(default_factory=list)
+    up_bytes: int = 0
+    up_s: float = 0.0
+
+
+class Samples:
+    """Collects by life; `take` hands over what came together and begins anew."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[str, int], _Window] = {}
+        self._last: dict[tuple[str, int], Report] = {}
+
+    def reported(self, report: Report) -> None:
+        key = (report.learner, report.life)
+        last = self._last.get(key)
+        window = self._window(report if last is None else last)
+        if (last is None or report.step > last.step) and report.step_s > 0 and len(window.step_s) < STEPS_MAX:
+            window.step_s.append(report.step_s)
+        self._last[key] = report
+
+    def arrived(self, learner: str, life: int, payload_bytes: int, payload_s: float) -> None:
+        if (last := self._last.get((learner, life))) is not None:
+            window = self._window(last)
+            window.up_bytes += payload_bytes
+            window.up_s += payload_s
+
+    def take(self) -> tuple[Sample, ...]:
+        """Everything since the last time, by learner; lives that did nothing are left out."""
+        taken = [self._sample(key, window) for key, window in sorted(self._windows.items())]
+        self._windows.clear()
+        return tuple(s for s in taken if s.steps or s.up_bytes or s.down_bytes)
+
+    def forget(self, learner: str) -> None:
+        """Its life is over."""
+        for known in (self._windows, self._last):
+            for key in [k for k in known if k[0] == learner]:
+                del known[key]
+
+    def _window(self, since: Report) -> _Window:
+        key = (since.learner, since.life)
+        if key not in self._windows:
+            self._windows[key] = _Window(since.step, since.tokens, since.payload_bytes, since.payload_s)
+        return self._windows[key]
+
+    def _sample(self, key: tuple[str, int], window: _Window) -> Sample:
+        last = self._last[key]
+        return Sample(
+            *key,
+            last.step - window.step,
+            last.tokens - window.tokens,
+            tuple(window.step_s),
+            window.up_bytes,
+            window.up_s,
+            last.payload_bytes - window.payload_bytes,
+            last.payload_s - window.payload_s,
+        )

@@ -1,0 +1,466 @@
+"""The audit: silent over what machines in bad weather write, one line naming the invariant for each planted wrong."""
+
+import math
+
+import msgspec
+import pytest
+
+from skerry import config as configs
+from skerry.core.audit import RESTORED, Audit
+from skerry.core.facts import (
+    Committed,
+    Discarded,
+    EpochStarted,
+    Injected,
+    LifeStarted,
+    Paused,
+    PhaseChanged,
+    Restored,
+    Row,
+    RunCreated,
+    Sample,
+    Sampled,
+    Seen,
+    Witnessed,
+)
+from skerry.core.ledger import MERGED
+from skerry.core.state import fold
+from skerry.node.model import decode_fact
+from skerry.sim.world import World
+
+CONFIG = configs.Config(
+    run=configs.Run(learners=3, steps=100),
+    sync=configs.Sync(num_fragments=2, sync_every=8, quorum=0.5, warm_share=0.2, warm_every=4, ramp_share=0.4),
+)
+PLAIN = {"rule": "mean", "outer": "sgd", "lr": 1.0, "momentum": 0.0}
+STEADY = {"rule": "rda", "outer": "nesterov", "lr": 0.3, "momentum": 0.9}
+replace = msgspec.structs.replace
+
+
+def row(learner, start, stop, fate=MERGED, seq=1, fragment=0, life=1, per_step=10):
+    return Row(learner, life, fragment, start, start * per_step, stop, stop * per_step, fate, seq * (fate == MERGED))
+
+
+def seen(learner, step, life=1):
+    return Seen(learner, life, step, 10 * step, 0, 0, 0.0)
+
+
+def commit(version, rows, phase="steady", fragment=0, **changes):
+    merged = [r for r in rows if r.fate == MERGED]
+    told = {
+        "epoch": 1, "fragment": fragment, "version": version, "file": f"{fragment}.{version}",
+        "digest": b"%d.%d" % (fragment, version), "parent": b"%d.%d" % (fragment, version - 1),
+        **(STEADY if phase == "steady" else PLAIN), "codec": "fp32" if phase == "closing" else "int4",
+        "sync_every": {"warm": 4, "steady": 6, "closing": 8}[phase], "quorum": 1 if phase == "closing" else 2,
+        "phase": phase, "reason": "all 2 in", "ready": 3, "weights": tuple(r.tokens**2 / r.steps for r in merged),
+        "rows": tuple(rows), "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "closing": 1.0}[phase],
+        "open_s": 0.1, "elapsed_s": 10.0 * version, "at": 0.0,
+        "codecs": ("int4",) * len(merged), "bases": (version - 1,) * len(merged),
+    }  # fmt: skip
+    return Committed(**(told | changes))
+
+
+def clean():
+    """A small run with everything in it: two epochs, a second life, a gap, a repair, the end."""
+    files, digests = ("0.0", "1.0"), (b"0.0", b"1.0")
+    return [
+        RunCreated("run", configs.encode(CONFIG), b"", files, digests, 0.0),
+        EpochStarted(1, 0.0),
+        LifeStarted("a", 1, "pa", 0, 0.0, 0.0),
+        LifeStarted("b", 1, "pb", 1, 0.0, 0.0),
+        LifeStarted("c", 1, "pc", 2, 0.0, 0.0),
+        PhaseChanged("training", (), (), 0.0, 0.0),
+        Witnessed("a", 1, "stepping", 0.0, 0.0),
+        commit(1, [row("a", 0, 4), row("b", 0, 4)], "warm", seen=(seen("a", 4), seen("b", 4), seen("c", 2))),
+        Discarded((row("c", 0, 2, "died"), row("c", 0, 2, "died", fragment=1)), (seen("c", 2),), 12.0, 0.0),
+        LifeStarted("c", 2, "pc2", 2, 12.0, 0.0),
+        commit(2, [row("a", 4, 6, "fast-forward"), row("a", 6, 10, seq=2), row("c", 0, 6, life=2)]),
+        Sampled((Sample("c", 2, 6, 60, (0.1,), 0, 0.0, 0, 0.0),), 20.0, 0.0),
+        EpochStarted(2, 0.0),
+        Restored(0, 2, "other", b"0.2", "a", 0.0),
+        Paused((seen("b", 11),), 25.0, 0.0),
+        EpochStarted(3, 0.0),
+        PhaseChanged("closing", ("other", "1.0"), (), 30.0, 0.0),
+        commit(3, [row("b", 4, 11, seq=2)], "closing", epoch=3, ready=1, codecs=("fp32",)),
+        commit(1, [row("a", 0, 10, fragment=1), row("b", 0, 11, fragment=1)], "closing", 1, epoch=3, elapsed_s=31.0),
+        Discarded((row("c", 0, 6, "absent at close", fragment=1, life=2),), (), 31.0, 0.0),
+        PhaseChanged("closed", (), (seen("a", 10), seen("b", 11), seen("c", 6, 2)), 31.0, 0.0),
+        Injected("kill", "syncer", "", 0.0, 1.0),
+        EpochStarted(4, 0.0),
+        Paused((seen("a", 10),), 31.0, 0.0),
+    ]
+
+
+WARM_COMMIT, DIED, GAP_COMMIT, RESTORE, CLOSING, LAST_B, LAST, ABSENT, CLOSED = 7, 8, 10, 13, 16, 17, 18, 19, 20
+
+
+def audited(facts):
+    audit = Audit()
+    for fact in facts:
+        audit.take(fact)
+    return audit
+
+
+def planted(at, **changes):
+    """The clean run with one fact changed; the one line the audit has to say."""
+    facts = clean()
+    facts[at] = replace(facts[at], **changes)
+    return only_line(audited(facts))
+
+
+def instead(at, *facts):
+    tape = clean()
+    tape[at : at + 1] = facts
+    return only_line(audited(tape))
+
+
+def only_line(audit):
+    assert audit.violations, "nothing was found"
+    assert not any("\n" in line for line in audit.violations)
+    return audit.violations[0]
+
+
+# ------------------------------------------------------------------------------------------ what is right
+
+
+def test_a_clean_tape_has_no_violation_and_its_checks_are_counted():
+    audit = audited(clean())
+    assert audit.violations == [] and audit.checks > 100
+    assert audit.state is not None and msgspec.msgpack.encode(audit.state) == msgspec.msgpack.encode(fold(clean()))
+
+
+def test_a_fold_may_stand_anywhere_and_an_audit_may_begin_with_one():
+    for cut in range(1, len(clean())):
+        facts = clean()
+        assert audited([*facts[:cut], fold(clean()[:cut]), *facts[cut:]]).violations == [], cut
+        assert audited([fold(clean()[:cut]), *facts[cut:]]).violations == [], cut
+
+
+def test_a_fold_may_hold_what_was_heard_and_not_written_yet():
+    state = fold(clean()[:GAP_COMMIT])
+    state.ledger.see(seen("b", 9))
+    state.ledger.account("c", 2)
+    state.progress = 0.3
+    assert audited([*clean()[:GAP_COMMIT], state, *clean()[GAP_COMMIT:]]).violations == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_machines_in_bad_weather_write_nothing_that_is_wrong(seed):
+    """Two audits: one of the facts, one of the facts with a fold in their middle."""
+    world = World(seed)
+    world.run()
+    facts = [decode_fact(record) for record in world.truth.tape]
+    middle = len(facts) // 2
+    for tape in (facts, [*facts[:middle], fold(facts[:middle]), *facts[middle:]]):
+        audit = audited(tape)
+        assert audit.violations == []
+        assert audit.state is not None and audit.state.phase == "closed" and audit.checks > 5 * len(facts)
+
+
+def test_only_the_first_bad_fact_is_judged():
+    facts = clean()
+    facts[WARM_COMMIT] = replace(facts[WARM_COMMIT], version=5)
+    facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], lr=9.0)
+    audit = audited(facts)
+    assert len(audit.violations) == 1 and "version 5 after 0" in audit.violations[0]
+
+
+# ------------------------------------------------------------------------------------------ I1, I2: every work once
+
+
+def test_i1_a_contribution_merged_twice():
+    again = clean()[WARM_COMMIT]
+    line = instead(GAP_COMMIT, replace(again, version=2, parent=b"0.1", bases=(0, 0)))
+    assert line.startswith("I1: Committed fragment 0 version 2: merged again:")
+
+
+def test_i1_an_old_seq_over_new_steps():
+    rows = (row("a", 4, 8, seq=1), row("b", 4, 8, seq=2))
+    assert instead(GAP_COMMIT, commit(2, rows)).startswith("I1: ")
+
+
+def test_i1_ranges_that_overlap():
+    line = instead(GAP_COMMIT, commit(2, [row("a", 3, 8, seq=2), row("b", 4, 8, seq=2)]))
+    assert line.startswith("I1: ") and "settled up to step 4" in line
+
+
+def test_i2_a_hole_between_rows():
+    line = instead(GAP_COMMIT, commit(2, [row("a", 5, 8, seq=2), row("b", 4, 8, seq=2)]))
+    assert line.startswith("I2: ") and "does not begin at step 4, token 40" in line
+
+
+def test_i2_tokens_that_do_not_follow_on():
+    bent = replace(row("a", 4, 8, seq=2), from_tokens=41)
+    assert instead(GAP_COMMIT, commit(2, [bent, row("b", 4, 8, seq=2)])).startswith("I2: ")
+
+
+def test_i2_rows_that_go_back_or_settle_nothing():
+    for stop in (4, 3):
+        line = instead(GAP_COMMIT, Discarded((row("b", 4, stop, "died"),), (), 20.0, 0.0))
+        assert line.startswith("I2: ") and f"settles {stop - 4} steps" in line
+
+
+def test_i2_work_that_is_pending_at_the_end():
+    facts = clean()
+    del facts[ABSENT]
+    assert "I2: PhaseChanged closed: c/2 settled on 1 up to" in only_line(audited(facts))
+    assert planted(CLOSED, seen=(seen("a", 12),)).startswith("I2: ")
+    silent = [*clean()[:CLOSED], LifeStarted("d", 1, "pd", 3, 31.0, 0.0), clean()[CLOSED]]
+    silent[-1] = replace(silent[-1], seen=(seen("d", 1),))
+    assert "nothing of ['d/1'] is settled" in only_line(audited(silent))
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Discarded((row("a", 10, 11, "died"),), (), 31.0, 0.0),
+        LifeStarted("a", 2, "p", 0, 31.0, 0.0),
+        Witnessed("a", 1, "lost", 31.0, 0.0),
+        Sampled((), 31.0, 0.0),
+        Paused((seen("a", 11),), 31.0, 0.0),
+    ],
+)
+def test_i2_nothing_is_written_after_the_end(late):
+    assert only_line(audited([*clean(), late])).startswith("I2: ")
+
+
+def test_i2_nothing_is_merged_after_the_end():
+    late = commit(4, [row("a", 10, 12, seq=3)], "closing", epoch=4, elapsed_s=40.0)
+    assert "phase: Committed fragment 0 version 4: a closing merge" in only_line(audited([*clean(), late]))
+
+
+def test_i2_a_discard_of_nothing_or_on_no_fragment():
+    assert instead(DIED, Discarded((), (), 12.0, 0.0)).startswith("I2: ")
+    assert "no such fragment" in planted(DIED, rows=(row("c", 0, 2, "died", fragment=2),))
+
+
+# ------------------------------------------------------------------------------------------ I3: one line of versions
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 3},
+        {"version": 1},  # used before
+        {"parent": b"0.0"},
+        {"fragment": 2},
+        {"fragment": -1},
+        {"weights": (400.0, 601.0)},
+        {"weights": (400.0,)},
+        {"weights": (400.0, math.nan)},
+        {"weights": (400.0, math.inf)},
+        {"codecs": ("int4",)},
+        {"codecs": ("int4", "fp32")},  # only the last work comes whole
+        {"bases": ()},
+        {"codec": "fp32"},
+        {"rule": "mean"},
+        {"outer": "sgd"},
+        {"lr": 0.7},
+        {"momentum": 0.5},
+        {"sync_every": 3},
+        {"sync_every": 8},
+    ],
+    ids=str,
+)
+def test_i3_what_a_merge_may_be(changes):
+    assert planted(GAP_COMMIT, **changes).startswith("I3: Committed fragment ")
+
+
+def test_i3_h_follows_the_progress_at_which_the_round_opened():
+    """H was 4 until 0.2, then grows to 8 at 0.6; the round may have been opened at any time since the last merge."""
+    for every, progress, is_right in [(4, 0.4, True), (6, 0.4, True), (7, 0.4, False), (8, 0.9, True), (3, 0.9, False)]:
+        facts = clean()
+        facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], sync_every=every, progress=progress)
+        assert (audited(facts).violations == []) == is_right, (every, progress)
+
+
+def test_i3_a_restart_closes_the_rounds_that_were_open():
+    """H = 4 was over before this process began: no round of it can be that old, on a fragment never merged either."""
+    rows = [row("a", 0, 10, fragment=1), row("b", 0, 11, fragment=1)]
+    for epoch, tape in ((1, clean()[: GAP_COMMIT + 1]), (3, clean()[:CLOSING])):
+        old = commit(1, rows, fragment=1, epoch=epoch, sync_every=4, elapsed_s=25.0)
+        assert (audited([*tape, old]).violations == []) == (epoch == 1)
+        assert audited([*tape, replace(old, sync_every=6)]).violations == []
+
+
+def test_i3_learners_in_order_of_their_ids():
+    rows = (row("b", 4, 8, seq=2), row("a", 4, 8, seq=2))
+    assert instead(GAP_COMMIT, commit(2, rows)).startswith("I3: ")
+
+
+def test_i3_a_merge_settles_only_what_it_merges():
+    for stray in (row("b", 4, 5, "died"), row("a", 0, 3, "fast-forward", fragment=1)):
+        rows = [row("a", 4, 8, seq=2), stray, row("c", 0, 6, life=2)]
+        assert instead(GAP_COMMIT, commit(2, rows)).startswith("I3: ")
+
+
+def test_i3_merged_outside_a_commit():
+    assert planted(DIED, rows=(row("a", 4, 5, seq=2),)).startswith("I3: ")
+
+
+def test_i3_the_closing_pins_the_newest_versions():
+    assert planted(CLOSING, files=("0.2", "1.0")).startswith("I3: PhaseChanged closing: pins")
+
+
+@pytest.mark.parametrize("changes", [{"version": 1}, {"digest": b"0.1"}, {"fragment": 7}], ids=str)
+def test_i3_a_restored_file_is_of_the_same_version(changes):
+    assert planted(RESTORE, **changes).startswith("I3: Restored fragment ")
+
+
+def test_i3_going_back_after_damage_takes_the_values_before_it():
+    back = commit(3, [], rule=RESTORED, phase="steady", digest=b"0.1", epoch=3, quorum=0, ready=0, elapsed_s=25.0)
+    tape = clean()[:CLOSING]
+    assert audited([*tape, back]).violations == []
+    assert "digest" in only_line(audited([*tape, replace(back, digest=b"0.2")]))
+    assert "goes back" in only_line(audited([*tape, replace(back, rows=(row("b", 4, 8, seq=2),))]))
+    assert "version 4 after 2" in only_line(audited([*tape, replace(back, version=4)]))
+
+
+# ------------------------------------------------------------------------------------------ I5: folds
+
+
+def test_i5_a_fold_that_is_not_what_was_folded():
+    def version(state):
+        state.fragments[0].version += 1
+
+    def digest(state):
+        state.fragments[1].digest = b"?"
+
+    def epoch(state):
+        state.epoch = 7
+
+    def merged(state):
+        state.ledger.merged += 1
+
+    def settled(state):
+        account = state.ledger.accounts["a/1"]
+        account.settled[0].step += 1
+
+    def went_back(state):
+        state.ledger.accounts["a/1"].step -= 1
+
+    def progress(state):
+        state.progress = 0.0
+
+    def lives(state):
+        state.lives["a"].process = "another"
+
+    def stranger(state):
+        state.ledger.account("z", 1)
+
+    def fragments(state):
+        state.ledger.accounts["a/1"].settled.pop()
+
+    for change in (version, digest, epoch, merged, settled, went_back, progress, lives, stranger, fragments):
+        state = fold(clean()[:RESTORE])
+        change(state)
+        line = only_line(audited([*clean()[:RESTORE], state]))
+        assert line.startswith(("I5: RunState", "I2: RunState", "I13: RunState")), change
+
+
+def test_i5_a_fold_in_which_a_life_has_produced_less_than_was_seen_of_it():
+    state = fold(clean()[:CLOSING])
+    state.ledger.accounts["b/1"].step, state.ledger.accounts["b/1"].tokens = 10, 100
+    state.ledger.steps, state.ledger.produced = state.ledger.steps - 1, state.ledger.produced - 20
+    assert "I5: RunState: b/1 went back" in only_line(audited([*clean()[:CLOSING], state]))
+
+
+def test_i5_a_fold_nobody_can_begin_with():
+    state = fold(clean()[:RESTORE])
+    state.ledger.produced += 1
+    assert only_line(audited([state])).startswith("I2: RunState")
+    state = fold(clean()[:RESTORE])
+    state.phase = "asleep"
+    assert only_line(audited([state])).startswith("I5: RunState: phase asleep")
+
+
+# ------------------------------------------------------------------------------------------ I11, I12, I13, I15
+
+
+def test_i11_fewer_than_the_quorum():
+    line = instead(GAP_COMMIT, commit(2, [row("a", 4, 8, seq=2)]))
+    assert line == "I11: Committed fragment 0 version 2: 1 merged, quorum 2"
+
+
+@pytest.mark.parametrize("changes", [{"quorum": 1}, {"quorum": 3}, {"ready": 5}, {"quorum": 0}], ids=str)
+def test_i11_the_quorum_is_the_configured_one(changes):
+    assert planted(GAP_COMMIT, **changes).startswith("I11: ")
+
+
+def test_i11_nobody_merged_at_the_end():
+    assert planted(LAST_B, rows=(), weights=(), codecs=(), bases=()).startswith("I11: ")
+
+
+@pytest.mark.parametrize("base", [-1, 2, 9])
+def test_i12_a_base_there_was(base):
+    assert planted(GAP_COMMIT, bases=(base, 0)) == (
+        f"I12: Committed fragment 0 version 2: a is relative to version {base}"
+    )
+
+
+def test_i13_epochs_rise_by_one_and_only_the_current_commits():
+    assert planted(1, epoch=2).startswith("I13: EpochStarted 2")
+    assert planted(12, epoch=1).startswith("I13: EpochStarted 1: epoch 1 after 1")
+    assert planted(LAST, epoch=2).startswith("I13: Committed fragment 1 version 1: epoch 2, current is 3")
+    facts = clean()
+    del facts[1]
+    facts[6] = replace(facts[6], epoch=0)
+    assert only_line(audited(facts)).startswith("I13: ")
+
+
+def test_i13_lives_rise_by_one_and_keep_their_index():
+    assert planted(9, life=3).startswith("I13: LifeStarted c: life 3 where 2 is next")
+    assert planted(9, life=1).startswith("I13: ")
+    assert planted(9, index=1).startswith("I13: ")
+    assert planted(4, index=5).startswith("I13: ")
+
+
+def test_i13_a_life_that_never_began():
+    assert instead(GAP_COMMIT, commit(2, [row("a", 4, 8, seq=2), row("c", 0, 4, life=3)])).startswith("I13: ")
+    assert instead(GAP_COMMIT, commit(2, [row("a", 4, 8, seq=2), row("d", 0, 4)])).startswith("I13: ")
+    assert planted(DIED, seen=(seen("z", 1),)).startswith("I13: ")
+    assert planted(6, learner="z").startswith("I13: ")
+    assert planted(11, samples=(Sample("c", 3, 1, 1, (), 0, 0.0, 0, 0.0),)).startswith("I13: ")
+
+
+def test_i15_a_tape_begins_with_a_run_and_only_once():
+    assert only_line(audited(clean()[1:])).startswith("I15: EpochStarted 1: the tape does not begin with a run")
+    assert only_line(audited([*clean(), clean()[0]])) == "I15: RunCreated: a run is created once"
+    assert planted(0, config=b"{").startswith("I15: ")
+    assert planted(0, digests=()).startswith("I15: ")
+
+
+# ------------------------------------------------------------------------------------------ never back
+
+
+def test_phases_go_forward_one_by_one():
+    assert planted(5, phase="closing").startswith("phase: ")
+    assert planted(CLOSING, phase="training").startswith("phase: ")
+    assert planted(CLOSING, phase="asleep").startswith("phase: ")
+
+
+def test_a_merge_is_of_the_phase_the_run_is_in():
+    assert "a closing merge" in instead(GAP_COMMIT, commit(2, [row("a", 4, 8, seq=2)], "closing", elapsed_s=20.0))
+    early = replace(clean()[WARM_COMMIT], phase="steady", **STEADY)
+    assert instead(WARM_COMMIT, early).startswith("phase: ")
+    late = commit(3, [row("b", 4, 11, seq=2), row("c", 6, 8, seq=2, life=2)], "warm", epoch=3, progress=0.5)
+    assert instead(CLOSING, late).startswith("phase: ")
+    facts = clean()
+    del facts[5]
+    assert "run created" in only_line(audited(facts))
+
+
+def test_time_and_progress_never_go_back():
+    for at, changes in [
+        (GAP_COMMIT, {"progress": 0.05}),
+        (GAP_COMMIT, {"progress": 1.5}),
+        (GAP_COMMIT, {"progress": math.nan}),
+        (GAP_COMMIT, {"elapsed_s": 9.0}),
+        (GAP_COMMIT, {"elapsed_s": math.nan}),
+        (DIED, {"elapsed_s": 9.0}),
+        (9, {"elapsed_s": 11.0}),
+        (11, {"elapsed_s": 11.0}),
+        (14, {"elapsed_s": math.inf}),
+        (CLOSING, {"elapsed_s": 24.0}),
+    ]:
+        assert planted(at, **changes).startswith("clock: "), (at, changes)
