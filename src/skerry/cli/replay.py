@@ -1,0 +1,121 @@
+"""skerry replay: read a run's tape again, audit every fact, recompute every merge and compare to the bit.
+
+Merges are recomputed where the run kept the contributions (skerry train --record full). With --exclude they are merged
+again without one learner's, the others' as recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from skerry import cli
+from skerry.node.replay import Excluded, ReplayError, Report, Show, replay
+from skerry.store.store import Store
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry replay", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--exclude", metavar="LEARNER", help="merge again without this learner's contributions")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the recomputed model as safetensors")
+    parser.add_argument("--threads", type=cli.whole, default=1, metavar="N", help="any number gives the same bits")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    if not 1 <= options.threads <= 256:
+        raise cli.Refusal(f"--threads {options.threads}: must be from 1 to 256")
+    if options.out is not None:
+        _check_out(options.out)
+    try:
+        with Store.open(options.run, readonly=True) as store, _showing() as show:
+            report = replay(store, options.threads, options.exclude, show)
+    except ReplayError as error:
+        raise cli.Refusal(str(error)) from None
+    if options.out is not None:
+        _write(options.out, report)
+    if options.json:
+        cli.print_json(_record(report, options.run))
+    else:
+        _print(report)
+    return 0 if report.identical else 1
+
+
+def _check_out(out: Path) -> None:
+    if out.exists():
+        raise cli.Refusal(f"--out {out}: is there already: name another file, or remove it")
+    if not out.parent.is_dir():
+        raise cli.Refusal(f"--out {out}: {out.parent} is not a folder")
+
+
+def _write(out: Path, report: Report) -> None:
+    if not report.model:
+        why = "it differs" if not report.identical else "this run kept no contributions: train with --record full"
+        raise cli.Refusal(f"--out {out}: there is no recomputed model to write: {report.first_difference or why}")
+    try:
+        with out.open("xb") as file:
+            file.write(report.model)
+    except OSError as error:
+        raise cli.Refusal(f"--out {out}: cannot be written ({error.strerror}): name another file") from None
+
+
+@contextmanager
+def _showing() -> Iterator[Show]:
+    """A bar, if a person is there."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("merges", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _record(report: Report, run_dir: Path) -> dict[str, Any]:
+    record = {
+        "identical": report.identical,
+        "merges": report.merges,
+        "recomputed": report.recomputed,
+        "record": report.record,
+        "checks": report.checks,
+        "violations": report.violations,
+        "first_difference": report.first_difference,
+        "model_sha256": report.model_sha256,
+        "run_dir": str(run_dir),
+    }
+    if report.excluded is not None:
+        record["excluded"] = dataclasses.asdict(report.excluded) | {"note": report.excluded.note}
+    return record
+
+
+def _print(report: Report) -> None:
+    for line in [*report.violations, *([report.first_difference] if report.first_difference else [])]:
+        print(line, file=sys.stderr)
+    if not report.identical:
+        print(f"not identical: {report.recomputed} of {report.merges} merges agreed up to there")
+    elif report.record == "full":
+        print(f"identical: {report.merges} merges recomputed, {report.checks:,} checks\nsha256 {report.model_sha256}")
+    else:
+        print(
+            f"identical: choices, weights and versions of {report.merges} merges hold, {report.checks:,} checks; "
+            "nothing was recomputed, for this run kept no contributions (--record decisions)"
+        )
+    if report.excluded is not None:
+        _print_excluded(report.excluded)
+
+
+def _print_excluded(gone: Excluded) -> None:
+    print(
+        f"without {gone.learner}: {gone.contributions} contributions, {gone.tokens:,.0f} tokens less; "
+        f"{gone.merges_changed} merges changed, {gone.merges_skipped} skipped; "
+        f"the model moves by {gone.relative_change:.3%} of its norm\nsha256 {gone.model_sha256}\n"
+        f"{gone.note}: this is not the run that would have been"
+    )
