@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import numpy.typing as npt
 from skerry import algo, cli
 from skerry import config as configs
 from skerry.algo import fragments
-from skerry.node import model
+from skerry.node import model, repair
 from skerry.shell.address import PORT, read_token
+from skerry.shell.repair import make_whole
 from skerry.shell.syncer import SyncerShell
-from skerry.store.store import Store
+from skerry.store.store import FileDamaged, Store
 from skerry.train.shapes import shape_of
 from skerry.wire.frames import ProtocolError
 from skerry.wire.tcp import Server
@@ -41,6 +43,13 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--config", type=Path, help="TOML file")
     parser.add_argument("--preset", choices=sorted(configs.PRESETS), default="default")
+    parser.add_argument(
+        "--repair",
+        nargs="?",
+        const="same",
+        choices=["same", "previous"],
+        help="restore damaged fragments first: the same version from records or a learner, or go on from the previous",
+    )
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
@@ -48,10 +57,14 @@ def run(words: Sequence[str]) -> int:
         raise cli.Refusal(f"--port {options.port}: must be from 0 to 65535")
     cli.log_to_stderr("syncer")
     token = read_token(options.token_file) if options.token_file else None
-    _check_address(options.host, options.port, token)
-    with open_run(options.run, options.genesis, options, overrides) as store:
-        shell = SyncerShell(store, options.host, options.port, token)
-        wanted = cli.until_signalled(options.parent)
+    port = _check_address(options.host, options.port, token)
+    store = open_run(options.run, options.genesis, options, overrides)
+    wanted = cli.until_signalled(options.parent)
+    if options.repair:
+        options.port = port  # learners dial again where they were asked for their copies
+        store = _repaired(store, options, token, wanted)
+    with store:
+        shell = _shell(store, options, token)
         print(f"skerry: serving {options.run} on {shell.server.address}", file=sys.stderr)
         algo.warm_up()
         reason = shell.run(wanted)
@@ -61,9 +74,28 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _check_address(host: str, port: int, token: bytes | None) -> None:
-    """Refuse what cannot be served before a run is created or its next epoch written."""
-    Server(host, port, token, queue.Queue(1), _no_payload).close()
+def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> SyncerShell:
+    try:
+        return SyncerShell(store, options.host, options.port, token)
+    except FileDamaged:
+        damage = repair.damaged(store, model.state_of(store))
+        raise cli.Refusal(repair.explain(store.root, damage)) from None
+
+
+def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wanted: Callable[[], bool]) -> Store:
+    """The same run with every fragment whole, opened anew so that it begins with what the repair wrote."""
+    with store:
+        listen = (options.host, options.port, token)
+        if not make_whole(store, listen, options.repair == "previous", wanted):
+            raise KeyboardInterrupt
+    return Store.open(options.run)
+
+
+def _check_address(host: str, port: int, token: bytes | None) -> int:
+    """Refuse what cannot be served before a run is created or its next epoch written; the port it would be."""
+    server = Server(host, port, token, queue.Queue(1), _no_payload)
+    server.close()
+    return server.port
 
 
 def _no_payload(message: object) -> int:

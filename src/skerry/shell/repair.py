@@ -1,0 +1,143 @@
+"""Before a run is served again: every fragment whose newest file is damaged is restored, or the run is not served.
+
+What needs no learner is done at once; for the rest the run's address is served and every learner that dials is asked
+for its copy. Each fragment is durable once it is restored, so a repair that is broken off goes on later. Learners are
+hung up on at the end and dial again by themselves. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from skerry import config as configs
+from skerry.core.facts import Committed, Restored
+from skerry.core.messages import Answer, Ask, Hello, Lend, Lent, Message
+from skerry.core.state import RunState
+from skerry.node import model, repair
+from skerry.node.algebra import FLOAT32
+from skerry.node.repair import Damage
+from skerry.shell.peers import NAME
+from skerry.store.store import Store
+from skerry.wire.frames import ProtocolError
+from skerry.wire.tcp import Server
+from skerry.wire.transport import Lost, Received, WireEvent
+
+INBOX_MAX = 1024
+TICK_S = 0.1
+SAYS_S = 10.0
+
+log = logging.getLogger("skerry.syncer")
+
+Listen = tuple[str, int, bytes | None]  # host, port, token
+
+
+def make_whole(store: Store, listen: Listen, previous: bool, keep_going: Callable[[], bool]) -> bool:
+    """Restore what is damaged; False if `keep_going` ended it. Whoever goes on opens the store anew."""
+    state = model.state_of(store)
+    damage = repair.damaged(store, state)
+    log.info("repair: %s", "; ".join(f"{d}: {d.what}" for d in damage) or "no fragment is damaged")
+    left = [d for d in damage if not _remade(store, state, d)]
+    if left and previous:  # all or none: a fragment does not lose work for a run that cannot go on anyway
+        _commit(store, [repair.step_back(store, state, d, time.time()) for d in left])
+        return True
+    return not left or Lenders(store, state, left, listen).wait(keep_going)
+
+
+def _remade(store: Store, state: RunState, damage: Damage) -> bool:
+    fact = repair.remake(store, state, damage, time.time())
+    if fact is not None:
+        _commit(store, [fact])
+    return fact is not None
+
+
+def _commit(store: Store, facts: Sequence[Committed | Restored]) -> None:
+    store.commit([msgspec.msgpack.encode(fact) for fact in facts])
+    for fact in facts:
+        how = fact.reason if isinstance(fact, Committed) else f"restored from {fact.source}"
+        log.warning("fragment %d version %d: %s", fact.fragment, fact.version, how)
+
+
+class Lenders:
+    """The run's address while fragments are missing: learners that dial are asked for their copies."""
+
+    def __init__(self, store: Store, state: RunState, damage: Sequence[Damage], listen: Listen) -> None:
+        self.store, self.created = store, state.created
+        self.layout = model.layout_in(state)
+        self.asked = {d.fragment.index: d for d in damage}
+        self.missing = dict(self.asked)
+        self.learners: dict[int, str] = {}  # peer -> who it said it is
+        self.refused = 0  # copies that were not what the tape says
+        self.inbox: queue.Queue[WireEvent] = queue.Queue(INBOX_MAX)
+        wire = configs.decode(self.created.config).wire
+        self.server = Server(
+            *listen, self.inbox, self.payload_bytes, heartbeat_s=wire.heartbeat_s, timeout_s=wire.timeout_s
+        )
+
+    def wait(self, keep_going: Callable[[], bool]) -> bool:
+        """Until nothing is missing, however long that takes, or `keep_going` says no."""
+        said_at = float("-inf")
+        try:
+            while self.missing and keep_going():
+                if time.monotonic() - said_at > SAYS_S:
+                    said_at = time.monotonic()
+                    self._say()
+                try:
+                    self._take(self.inbox.get(timeout=TICK_S))
+                except queue.Empty:
+                    continue
+        finally:
+            self.server.close()
+        return not self.missing
+
+    def _say(self) -> None:
+        log.warning(
+            "repair: waiting on %s for a learner that holds %s; %d connected, %d wrong copies refused; "
+            "to give up, stop this and start it with --repair previous",
+            self.server.address,
+            ", ".join(map(str, self.missing.values())),
+            len(self.learners),
+            self.refused,
+        )
+
+    def _take(self, event: WireEvent) -> None:
+        match event:
+            case Received(message=Ask()):
+                self.server.send(event.peer, Answer(self.created.run, self.created.config))
+            case Received(message=Hello() as hello):
+                self._ask(event.peer, hello)
+            case Received(message=Lent() as lent, payload=payload) if payload is not None:
+                self._lent(event.peer, lent, payload)
+            case Lost():
+                self.learners.pop(event.peer, None)
+
+    def _ask(self, peer: int, hello: Hello) -> None:
+        """Ask for everything still missing; one that cannot take part hears so when the run is served."""
+        if hello.layout_digest != self.layout.digest or not NAME.fullmatch(hello.learner):
+            return
+        self.learners[peer] = hello.learner
+        for index, damage in self.missing.items():
+            self.server.send(peer, Lend(index, damage.at.version))
+
+    def _lent(self, peer: int, lent: Lent, payload: memoryview) -> None:
+        damage, learner = self.missing.get(lent.fragment), self.learners.get(peer)
+        if damage is None or learner is None:
+            return  # another was faster, or it is nobody who was asked
+        fact = repair.take_copy(self.store, damage, learner, payload, time.time())
+        if fact is None:
+            self.refused += 1
+            log.warning("repair: refused the copy of %s from %s: its digest is not the tape's", damage, learner)
+            return
+        _commit(self.store, [fact])
+        del self.missing[lent.fragment]
+
+    def payload_bytes(self, message: Message) -> int:
+        """The only legal payload length of a bulk message; called by the I/O thread before it allocates."""
+        damage = self.asked.get(message.fragment) if isinstance(message, Lent) else None
+        if damage is None:
+            raise ProtocolError(f"{type(message).__name__} while the run is being repaired")
+        return FLOAT32.payload_bytes("fp32", damage.fragment)

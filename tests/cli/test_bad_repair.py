@@ -1,0 +1,83 @@
+"""Damaged runs at the command line: one line that names the file, the fragment, its version and the next step."""
+
+import json
+import signal
+
+import pytest
+
+from e2e.processes import Running, until
+from node.pair import Pair, config_of
+from skerry import cli
+from skerry.node.model import state_of
+from skerry.store import Store
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run whose fragment 1 has lost its newest file."""
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+    newest_file(pair.root).unlink()
+    return pair.root
+
+
+def newest_file(run_dir):
+    with Store.open(run_dir, readonly=True) as store:
+        return run_dir / "files" / state_of(store).fragments[1].file
+
+
+def refused(capsys, *words):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.raises(SystemExit) as end:
+        cli.main([*map(str, words), "--json"])
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    captured = capsys.readouterr()
+    assert end.value.code == 2
+    lines = [line.removeprefix("skerry: ") for line in captured.err.splitlines() if line.startswith("skerry: ")]
+    assert lines == [json.loads(captured.out)["error"]]
+    return lines[0]
+
+
+def tape_of(run_dir):
+    with Store.open(run_dir, readonly=True) as store:
+        return [record.body for record in store.history()]
+
+
+def test_a_syncer_over_a_missing_file_says_what_is_missing_and_how_to_go_on(capsys, run_dir):
+    tape = tape_of(run_dir)
+    assert refused(capsys, "syncer", "--run", run_dir, "--port", 0) == (
+        f"fragment 1 version 2: {newest_file(run_dir)} is missing: restore it from a copy, or start it with --repair "
+        f"(skerry syncer --run {run_dir} --repair: from records or a learner, --repair previous: from version 1)"
+    )
+    assert tape_of(run_dir) == tape
+
+
+def test_previous_is_refused_where_there_is_none(capsys, tmp_path):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pass
+    newest_file(pair.root).write_bytes(b"not what it was")
+    tape = tape_of(pair.root)
+    line = refused(capsys, "syncer", "--run", pair.root, "--port", 0, "--repair", "previous")
+    assert line.startswith(f"fragment 1 version 0: {newest_file(pair.root)} differs from what was written: restore it")
+    assert line.endswith("no version is before it: start with --repair, without previous")
+    assert tape_of(pair.root) == tape
+    assert "--repair previous" not in refused(capsys, "syncer", "--run", pair.root, "--port", 0)
+
+
+def test_an_unknown_way_to_repair_is_refused(capsys, run_dir):
+    line = refused(capsys, "syncer", "--run", run_dir, "--repair", "somehow")
+    assert "--repair: invalid choice: 'somehow'" in line and "previous" in line
+
+
+def test_a_repair_that_waits_says_for_what_and_can_be_given_up(tmp_path, run_dir):
+    tape = tape_of(run_dir)
+    with Running(tmp_path, "syncer", "--run", run_dir, "--port", 0, "--repair", "--json") as syncer:
+        until(lambda: "waiting on" in syncer.said, "the syncer to say what it waits for")
+        syncer.signal(signal.SIGTERM)
+        assert syncer.wait() == 130
+    assert "for a learner that holds fragment 1 version 2; 0 connected, 0 wrong copies refused" in syncer.said
+    assert "to give up, stop this and start it with --repair previous" in syncer.said
+    assert json.loads(syncer.out.read_text()) == {"error": "interrupted"}
+    assert tape_of(run_dir) == tape

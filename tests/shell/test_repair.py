@@ -1,0 +1,387 @@
+"""A run whose newest files are damaged: refused, then made whole, and it goes on; real files, sockets and processes."""
+
+import queue
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+
+from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, until
+from node.pair import NumpyParameters, Pair, config_of
+from skerry.algo.fragments import Tensor, layout_of
+from skerry.core.audit import Audit
+from skerry.core.events import Ticked
+from skerry.core.facts import Committed, LifeStarted, Restored
+from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
+from skerry.node import model
+from skerry.node.algebra import FLOAT32
+from skerry.node.repair import damaged, take_copy
+from skerry.node.replay import replay
+from skerry.shell import summary
+from skerry.shell.learner import LearnerShell
+from skerry.shell.repair import Lenders, make_whole
+from skerry.store import FileDamaged, Store
+from skerry.wire import frames
+from skerry.wire.connection import Outgoing
+from skerry.wire.tcp import Client
+from skerry.wire.transport import Opened, Received
+
+WAIT_S = 60.0
+# an outer state that is not zero, so that what is lost of it shows
+STATEFUL = {
+    "outer": {"rule": "nesterov", "lr": 0.7, "momentum": 0.9},
+    "wire": {"codec_up": "int8", "codec_down": "int4"},
+}
+
+
+def state_in(run_dir):
+    with Store.open(run_dir, readonly=True) as store:
+        return model.state_of(store)
+
+
+def newest(run_dir):
+    return [run_dir / "files" / at.file for at in state_in(run_dir).fragments]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+def damage_all(run_dir):
+    """One byte flipped, one file gone, and so on in turn."""
+    for index, path in enumerate(newest(run_dir)):
+        if index % 2:
+            path.unlink()
+        else:
+            flip(path)
+
+
+def are_whole(run_dir):
+    """Every newest file holds the published values that the tape names."""
+    with Store.open(run_dir, readonly=True) as store:
+        state = model.state_of(store)
+        files = [np.frombuffer(store.get(at.file), np.float32) for at in state.fragments]
+        assert all(len(f) % 3 == 0 for f in files)
+        return [FLOAT32.digest(f[: len(f) // 3].copy()) for f in files] == [at.digest for at in state.fragments]
+
+
+def is_in_order(run_dir):
+    """The whole tape can be read and every fact on it may be."""
+    audit = Audit()
+    for fact in facts_of(run_dir):
+        audit.take(fact)
+    assert audit.violations == []
+    return True
+
+
+def restored_in(run_dir):
+    return [fact for fact in facts_of(run_dir) if isinstance(fact, Restored)]
+
+
+class Training:
+    """A real learner in this process: it steps while it is let, and only its own thread passes boundaries."""
+
+    def __init__(self, port):
+        layout = layout_of(Tensor(n, s, "embedding" if "emb" in n else "other") for n, s in SHAPES.items())
+        self.parameters = NumpyParameters()
+        self.shell = LearnerShell("island", layout, self.parameters, "127.0.0.1", port, None)
+        self.may_step, self.rests, self.end = threading.Event(), threading.Event(), threading.Event()
+        self.may_step.set()
+        self.thread = threading.Thread(target=self._train)
+        self.thread.start()
+
+    def _train(self):
+        self.shell.start()
+        while not self.end.wait(0.01):
+            if not self.may_step.is_set():
+                self.shell._post(Ticked())  # the node thread has heard of every boundary once it has heard of this
+                self.rests.set()
+                self.may_step.wait()
+            for values in self.parameters.values.values():
+                values += np.float32(1e-3)
+            self.shell.step(10)
+        self.shell.close(timeout_s=0.0)
+
+    def rest(self, run_dir):
+        """Take no step; returns when it holds every newest version and no further one can come."""
+        self.rests.clear()
+        self.may_step.clear()
+        assert self.rests.wait(WAIT_S)
+        positions = self.shell.node.machine.positions
+
+        def is_quiet():
+            versions = [at.version for at in state_in(run_dir).fragments]
+            return not any(p.outstanding for p in positions) and [p.base_version for p in positions] == versions
+
+        until(is_quiet, "the learner to hold every newest version")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end.set()
+        self.may_step.set()
+        self.thread.join(WAIT_S)
+
+
+def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_path):
+    run_dir = tmp_path / "run"
+    with Syncer(tmp_path) as syncer, Training(syncer.port) as learner:
+        until(lambda: min(at.version for at in state_in(run_dir).fragments) >= 2, "two versions of each fragment")
+        learner.rest(run_dir)
+        syncer.signal(signal.SIGKILL)
+        syncer.wait()
+        before = state_in(run_dir)
+        names = newest(run_dir)
+        for path in names:
+            flip(path)
+
+        refused = skerry("syncer", "--run", run_dir, "--port", syncer.port, "--json")
+        assert refused.returncode == 2
+        (line,) = [line for line in refused.stderr.splitlines() if line.startswith("skerry: ")]
+        version = before.fragments[0].version
+        assert line.startswith(f"skerry: fragment 0 version {version} (and 1 more): {names[0]} differs from what was")
+        assert f"start it with --repair (skerry syncer --run {run_dir} --repair: from records or a learner" in line
+        assert f"--repair previous: from version {version - 1}" in line
+
+        with Syncer(tmp_path, "--port", syncer.port, "--repair") as again:
+            assert are_whole(run_dir)
+            learner.may_step.set()
+            until(lambda: again.status["merges"] >= before.merges + 4, "merges after the repair")
+            learner.rest(run_dir)
+            again.signal(signal.SIGKILL)
+            again.wait()
+
+        flip(newest(run_dir)[1])
+        lost = state_in(run_dir)
+        with Syncer(tmp_path, "--port", syncer.port, "--repair", "previous") as last:
+            learner.may_step.set()
+            until(lambda: last.status["merges"] >= lost.merges + 5, "merges from the version before")
+            last.signal(signal.SIGTERM)
+            assert last.wait() == 0
+        assert learner.shell.node.machine.discards == [], "it was never made to give work up"
+
+    facts = restored_in(run_dir)
+    assert sorted(fact.fragment for fact in facts) == [0, 1]
+    for fact in facts:
+        at = before.fragments[fact.fragment]
+        assert (fact.version, fact.digest) == (at.version, at.digest)
+        assert fact.source == f"island; velocity of version {at.version - 1}, residual lost"
+    (back,) = [fact for fact in facts_of(run_dir) if isinstance(fact, Committed) and fact.rule == "restored"]
+    assert (back.fragment, back.version) == (1, lost.fragments[1].version + 1) and "what it merged is lost" in last.said
+    assert [fact.life for fact in facts_of(run_dir) if isinstance(fact, LifeStarted)] == [1]
+    assert is_in_order(run_dir)
+
+
+def test_recorded_contributions_give_the_same_bytes_without_any_learner_again_and_again(tmp_path):
+    run_dir = tmp_path / "run"
+    options = [*OPTIONS, "--store.record=full", "--wire.codec_up=fp32", "--wire.codec_down=int4"]
+    with Syncer(tmp_path, options=options) as syncer:
+        with Puppet(syncer.port) as puppet:
+            while min(puppet.base) < 2:
+                puppet.merge_once()
+        syncer.signal(signal.SIGKILL)
+        syncer.wait()
+    before = {path: path.read_bytes() for path in newest(run_dir)}
+    assert len(before) == 2
+    for times in (1, 2):
+        damage_all(run_dir)
+        with Syncer(tmp_path, "--repair") as again:
+            again.signal(signal.SIGKILL)
+            again.wait()
+        assert {path: path.read_bytes() for path in newest(run_dir)} == before
+        assert [fact.fragment for fact in restored_in(run_dir)] == [0, 1] * times
+    assert all(fact.source.endswith("and its recorded contributions") for fact in restored_in(run_dir))
+    with Store.open(run_dir, readonly=True) as store:
+        assert replay(store).identical
+
+
+# ---------------------------------------------------------------------------------------------- without processes
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A run of three fragments, a few versions in, with a learner that holds the newest of each; its store is shut."""
+    with Pair(tmp_path / "run", config_of(**STATEFUL)) as pair:
+        a = pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 3 and pair.is_current(a) and not a.node.outstanding)
+        pair.store.close()
+        yield pair
+
+
+def repair(pair, previous=False, keep_going=lambda: False, port=0):
+    with Store.open(pair.root) as store:
+        return make_whole(store, ("127.0.0.1", port, None), previous, keep_going)
+
+
+@dataclass
+class Lender:
+    """A learner by hand, for one connection: it answers what it is asked with what a test gave it."""
+
+    pair: Pair
+    port: int
+    name: str
+    copies: dict  # fragment -> values
+
+    def __post_init__(self):
+        self.inbox = queue.Queue()
+        self.client = Client("127.0.0.1", self.port, None, self.inbox, lambda _: 0)
+        self.peer = self._hear(Opened).peer
+        layout = self.pair.layout
+        self.client.send(self.peer, Hello(PROTOCOL, self.name, "p", 1, msgspec.json.encode(layout), layout.digest))
+        self.asked = [self._hear(Lend) for _ in self.copies]
+
+    def lend(self):
+        for ask in self.asked:
+            values = self.copies[ask.fragment]
+            lent = Lent(
+                self.name, ask.fragment, ask.version, self.pair.syncer.machine.state.fragments[ask.fragment].digest
+            )
+            self.client.send(self.peer, lent, values.tobytes())
+
+    def lend_half(self):
+        """Announce a copy and hang up before its bytes."""
+        ask = self.asked[0]
+        whole = self.copies[ask.fragment].tobytes()
+        lent = Lent(self.name, ask.fragment, ask.version, b"")
+        announced = [next(frames.encode_bulk(1, lent, memoryview(whole)))]
+        self.client._loop.call(self.client._enqueue, self.peer, Outgoing(iter(announced), 1, "out"), True)
+        until(lambda: not self.inbox.empty(), "the announcement to leave")
+        self.client.close()
+
+    def _hear(self, kind):
+        while True:
+            event = self.inbox.get(timeout=WAIT_S)
+            heard = event.message if isinstance(event, Received) else event
+            if isinstance(heard, kind):
+                return heard
+
+
+def test_a_wrong_copy_is_refused_and_a_vanished_lender_does_no_harm(pair):
+    before = state_in(pair.root)
+    damage_all(pair.root)
+    bases = dict(enumerate(pair.loops["a"].node.bases))
+    clients = []
+    with Store.open(pair.root) as store:
+        state = model.state_of(store)
+        lenders = Lenders(store, state, damaged(store, state), ("127.0.0.1", 0, None))
+
+        def serve():
+            liar = Lender(pair, lenders.server.port, "liar", {p: base + 1 for p, base in bases.items()})
+            liar.lend()
+            until(lambda: lenders.refused == 3, "three wrong copies to be refused")
+            Lender(pair, lenders.server.port, "half", bases).lend_half()
+            until(lambda: "half" not in lenders.learners.values(), "the vanished lender to be forgotten")
+            honest = Lender(pair, lenders.server.port, "honest", bases)
+            honest.lend()
+            clients.extend([liar.client, honest.client])
+
+        others = threading.Thread(target=serve)
+        others.start()
+        deadline = time.monotonic() + WAIT_S
+        assert lenders.wait(lambda: time.monotonic() < deadline)
+        others.join(WAIT_S)
+    for client in clients:
+        client.close()
+    assert are_whole(pair.root) and is_in_order(pair.root)
+    assert [f.source.split(";")[0] for f in restored_in(pair.root)] == ["honest"] * 3
+    after = state_in(pair.root)
+    assert [(a.version, a.digest, a.file_before) for a in after.fragments] == [
+        (b.version, b.digest, b.file_before) for b in before.fragments
+    ]
+
+
+@pytest.mark.parametrize("is_before_whole", [True, False])
+def test_a_copy_gets_the_velocity_of_the_version_before_if_that_is_there(pair, is_before_whole):
+    state = state_in(pair.root)
+    at, fragment = state.fragments[1], pair.fragments[1]
+    file_before = pair.root / "files" / at.file_before
+    old = FLOAT32.load(file_before.read_bytes(), fragment)
+    assert np.any(old.velocity) and np.any(pair.syncer.values[1].error), "there is something to lose"
+    newest(pair.root)[1].unlink()
+    if not is_before_whole:
+        flip(file_before)
+    with Store.open(pair.root) as store:
+        (damage,) = damaged(store, state)
+        base = pair.loops["a"].node.bases[1]
+        assert take_copy(store, damage, "a", memoryview((base + 1).tobytes()), 0.0) is None
+        fact = take_copy(store, damage, "a", memoryview(base.tobytes()), 0.0)
+        values = FLOAT32.load(store.get(fact.file), fragment)
+    assert np.array_equal(values.theta, pair.syncer.values[1].theta) and not np.any(values.error)
+    if is_before_whole:
+        assert np.array_equal(values.velocity, old.velocity)
+        assert fact.source == f"a; velocity of version {at.version - 1}, residual lost"
+    else:
+        assert not np.any(values.velocity) and fact.source == "a; velocity and residual lost"
+
+
+def test_previous_goes_on_from_the_version_before_as_a_new_version(pair):
+    before = state_in(pair.root)
+    old = [FLOAT32.load((pair.root / "files" / at.file_before).read_bytes(), f)
+           for at, f in zip(before.fragments, pair.fragments, strict=True)]  # fmt: skip
+    for path in newest(pair.root)[:2]:
+        flip(path)
+    assert repair(pair, previous=True)
+
+    after = state_in(pair.root)
+    commits = [f for f in facts_of(pair.root) if isinstance(f, Committed) and f.rule == "restored"]
+    assert [c.fragment for c in commits] == [0, 1] and after.fragments[2] == before.fragments[2]
+    for commit, was in zip(commits, before.fragments, strict=False):
+        assert (commit.version, commit.file, commit.parent) == (was.version + 1, was.file_before, was.digest)
+        lost = was.version
+        assert commit.reason == (
+            f"restored from version {lost - 1}: version {lost}'s file was damaged, what it merged is lost"
+        )
+    assert after.ledger == before.ledger
+
+    pair.restart()
+    a = pair.loops["a"]
+    pair.until(lambda: pair.is_current(a))
+    for p in (0, 1):
+        assert np.array_equal(a.node.bases[p], old[p].theta)
+    assert a.machine.discards == [], "its own work goes on from there"
+    pair.until(lambda: min(pair.versions) > max(at.version for at in after.fragments) + 2)
+    t = summary.tally(pair.store)
+    status = {"learners": {}, "refused": {}}
+    assert summary.summarise(t, status, [], {})["versions"] == pair.versions
+    assert is_in_order(pair.root)
+
+
+def test_previous_is_all_or_nothing(pair):
+    before = state_in(pair.root)
+    for path in newest(pair.root):
+        path.unlink()
+    flip(pair.root / "files" / before.fragments[2].file_before)
+    with pytest.raises(FileDamaged, match=r"^fragment 2 version \d+: version \d+ is damaged too: .*without previous$"):
+        repair(pair, previous=True)
+    assert state_in(pair.root) == before
+
+
+def test_damage_to_what_nobody_goes_on_from_stops_nothing(pair):
+    newest_files = set(newest(pair.root))
+    old = [path for path in (pair.root / "files").iterdir() if path not in newest_files]
+    assert len(old) >= 3
+    for path in old:
+        flip(path)
+    pair.restart()
+    a, versions = pair.loops["a"], pair.versions
+    pair.until(lambda: min(pair.versions) > max(versions) and pair.is_current(a))
+
+
+def test_a_repair_with_nothing_to_do_writes_nothing(pair):
+    facts = facts_of(pair.root)
+    assert repair(pair)
+    assert facts_of(pair.root) == facts
+
+
+def test_a_wait_that_is_broken_off_changes_nothing(pair):
+    before = state_in(pair.root)
+    flip(newest(pair.root)[0])
+    assert not repair(pair)
+    assert state_in(pair.root) == before
