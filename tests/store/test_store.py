@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skerry.sim.files import CrashFiles
 from skerry.store import DiskFiles, FileDamaged, Store, StoreError, StoreInUse, TapeDamaged, TapeTooNew
-from store.crash_files import CrashFiles
 
 
 def sha(data: bytes) -> str:

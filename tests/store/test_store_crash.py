@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from skerry.sim.files import Crash, CrashFiles
 from skerry.store import Store, StoreError
 from skerry.store import tape as tape_module
-from store.crash_files import Crash, CrashFiles
 
 SEEDS = range(20)
 FRAGMENTS = 3

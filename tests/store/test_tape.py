@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from skerry.sim.files import CrashFiles, Inode
 from skerry.store import StoreError, Tape, TapeDamaged, TapeTooNew, read_all
-from store.crash_files import CrashFiles, Inode
 
 GROUPS = [[b"a"], [b"bb", b"", b"bbb"], [b"cccc"], [b"d" * 20, b"dd"]]
 SEGMENT_1, SEGMENT_2 = "tape/000001.seg", "tape/000002.seg"

@@ -3,7 +3,7 @@
 What a program sees (the cache) and what is on the disk are kept apart. `sync` brings a file's contents to the
 disk and `sync_dir` a directory's names; at a power cut each pending change is kept, lost, torn or garbled on
 its own. A failed sync drops some changes from the pending list while the cache goes on showing them, as Linux
-does.
+does. A process sees it through a `Session`, which holds the lock as a process does: until it ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from skerry.store.files import StoreInUse
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,7 +44,9 @@ class CrashFiles:
         self.log: list[str] = []
         self.crash_at = 0  # the process dies before doing this operation
         self.fail_at: tuple[int, int] = (0, 0)  # (operation, errno)
+        self.strike: Callable[[str, str], int] = lambda kind, name: 0  # weather: an errno, or it raises Crash
         self.skip: Callable[[str], bool] = lambda call: False  # syncs that silently do nothing: planted bugs
+        self.holder: object = None  # of the lock
 
     def plan(self, *, crash_at: int = 0, fail_at: tuple[int, int] = (0, 0)) -> None:
         self.operations, self.log = 0, []
@@ -143,7 +147,7 @@ class CrashFiles:
         self.log.append(f"{kind} {name}")
         if self.operations == self.crash_at:
             raise Crash
-        return self.fail_at[1] if self.operations == self.fail_at[0] else 0
+        return self.fail_at[1] if self.operations == self.fail_at[0] else self.strike(kind, name)
 
     def _inode(self, name: str) -> Inode:
         if name not in self.cache:
@@ -160,6 +164,25 @@ class CrashFiles:
         inode.pending.append((len(inode.cache), data))
         inode.cache += data
         _raise(error)
+
+
+class Session:
+    """One process's view of the disk; it loses the lock when it closes or dies, and nobody else's."""
+
+    def __init__(self, disk: CrashFiles) -> None:
+        self.disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.disk, name)
+
+    def lock(self) -> None:
+        if self.disk.holder not in (None, self):
+            raise StoreInUse("in use by another process: stop it, or choose another directory")
+        self.disk.holder = self
+
+    def close(self) -> None:
+        if self.disk.holder is self:
+            self.disk.holder = None
 
 
 def _parent(name: str) -> str:

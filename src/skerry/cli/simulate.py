@@ -1,0 +1,114 @@
+"""skerry simulate protocol: the real core, nodes, store and frames in virtual time, under faults drawn from seeds."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from skerry import cli
+from skerry.sim.run import Outcome, Result, run_seed, run_seeds
+
+SEEDS = 1000
+WHAT = ("protocol",)
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry simulate", description=__doc__)
+    parser.add_argument("what", choices=WHAT, help="what to simulate")
+    parser.add_argument("--seeds", type=cli.whole, default=SEEDS, metavar="N", help=f"how many (default {SEEDS})")
+    parser.add_argument("--first", type=cli.whole, default=0, metavar="SEED", help="the first of them (default 0)")
+    parser.add_argument("--seed", type=cli.whole, metavar="SEED", help="this one alone, with everything that happens")
+    parser.add_argument("--tensors", action="store_true", help="real tensors and codecs instead of exact integers")
+    parser.add_argument("--jobs", type=cli.whole, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise cli.Refusal(f"--{overrides[0][0]}: a simulation draws its configuration from the seed")
+    for name in ("seeds", "jobs"):
+        if getattr(options, name) < 1:
+            raise cli.Refusal(f"--{name} {getattr(options, name)}: must be at least 1")
+    if options.first < 0 or (options.seed or 0) < 0:
+        raise cli.Refusal("--first and --seed: a seed is 0 or above")
+    if options.seed is not None:
+        return _replay(options.seed, options.tensors, options.json)
+    seeds = range(options.first, options.first + options.seeds)
+    with _showing(len(seeds)) as progress:
+        result = run_seeds(seeds, options.tensors, min(options.jobs, len(seeds)), progress)
+    return _tell(result, options.tensors, options.json)
+
+
+def _replay(seed: int, tensors: bool, as_json: bool) -> int:
+    """One seed, every event told on stderr."""
+    logging.disable(logging.CRITICAL)
+    outcome = run_seed(seed, tensors, trace=lambda text: print(text, file=sys.stderr))
+    result = Result()
+    result.add(outcome)
+    return _tell(result, tensors, as_json)
+
+
+def _tell(result: Result, tensors: bool, as_json: bool) -> int:
+    for outcome in result.failures:
+        print(f"seed {outcome.seed}: {outcome.failure}\nreplay: {_command(outcome, tensors)}", file=sys.stderr)
+    if as_json:
+        cli.print_json(
+            {
+                "seeds": result.seeds,
+                "violations": len(result.failures),
+                "events": result.events,
+                "seeds_per_s": result.seeds / result.seconds if result.seconds else 0.0,
+                "rare": result.rare,
+                "saw": dict(sorted(result.saw.items())),
+                "failures": [
+                    {"seed": f.seed, "what": f.failure, "replay": _command(f, tensors)} for f in result.failures
+                ],
+                "tensors": tensors,
+                "seconds": result.seconds,
+            }
+        )
+    else:
+        _print(result)
+    return 1 if result.failures else 0
+
+
+def _command(outcome: Outcome, tensors: bool) -> str:
+    return f"skerry simulate protocol --seed {outcome.seed}" + (" --tensors" if tensors else "")
+
+
+def _print(result: Result) -> None:
+    console = Console()
+    rate = f", {result.seeds / result.seconds:.0f} seeds/s" if result.seconds else ""
+    console.print(
+        f"{result.seeds:,} seeds, {result.events:,} events ({result.events / result.seeds:.0f} a seed){rate}: "
+        + (f"[red]{len(result.failures)} violations[/]" if result.failures else "[green]no violation[/]")
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rare things that happened")
+    table.add_column("times", justify="right")
+    for name, count in result.rare.items():
+        table.add_row(name, f"{count:,}" if count else "[yellow]never[/]")
+    console.print(table)
+
+
+@contextmanager
+def _showing(total: int) -> Iterator[Callable[[Result], None]]:
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("no violation so far", total=total)
+
+        def show(result: Result) -> None:
+            failed = len(result.failures)
+            text = f"[red]{failed} violations" if failed else "no violation so far"
+            bar.update(task, completed=result.seeds, description=text)
+
+        yield show

@@ -1,0 +1,367 @@
+"""One simulated run: virtual time, the processes, the faults, and what is demanded of it.
+
+    World(seed).run()
+
+First faults and safety: every invariant is checked after every event. Then everything is healed and liveness is
+demanded within its bound: everyone takes part again, the run closes, nothing is pending. A broken invariant is a
+`Violation`; the seed alone replays it.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from skerry import config as configs
+from skerry.algo.fragments import Fragment, Layout, Tensor, gather, layout_of, split
+from skerry.core.facts import RunCreated
+from skerry.node.algebra import FLOAT32, Algebra, Values
+from skerry.sim.algebra import Integers
+from skerry.sim.files import Crash, CrashFiles, Session
+from skerry.sim.learner import LearnerProcess
+from skerry.sim.network import Link
+from skerry.sim.scenario import Scenario, draw
+from skerry.sim.syncer import ROOT, SyncerProcess, WatchedStore
+from skerry.sim.truth import Truth, need
+from skerry.store.files import FileSystem, StoreInUse
+from skerry.store.store import Store
+
+LIVE_S_MAX = 45.0  # after healing, everyone has taken part again within this
+CLOSE_S_MAX = 600.0  # and the run has closed within this
+DAY_S = 86_400.0
+INTEGERS = Integers()
+
+
+@cache
+def layout_for(fragments: int) -> tuple[Layout, tuple[Fragment, ...]]:
+    layout = layout_of([Tensor(f"w{p}", (3,)) for p in range(fragments)])
+    return layout, split(layout, fragments)
+
+
+class World:
+    """The heap of things to come and everything they happen to."""
+
+    def __init__(self, seed: int, *, tensors: bool = False, scenario: Scenario | None = None) -> None:
+        self.seed = seed
+        self.scenario = scenario or draw(seed)
+        self.random = random.Random(f"world {seed}")
+        self.is_exact = not tensors
+        self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
+        self.layout, self.fragments = layout_for(self.scenario.config.sync.num_fragments)
+        self.now = 0.0
+        self.events = 0
+        self.saw: Counter[str] = Counter()
+        self.trace: Callable[[str], None] = lambda text: None
+        self.has_faults = self.scenario.fault_s > 0
+        self.healed_at = 0.0
+        self.wall_ahead_s = 0.0
+        self.disk = CrashFiles(seed)
+        self.cuts_power = False  # whenever the syncer dies
+        self.truth = Truth(self)
+        self.syncer: SyncerProcess | None = None
+        self.processes: dict[str, LearnerProcess] = {}  # the newest by name
+        self._older: list[LearnerProcess] = []  # that may not know yet
+        self.links: list[Link] = []
+        self._blocked: dict[tuple[str, str], float] = {}  # (learner, direction) -> until
+        self._spoils: dict[str, str] = {}  # learner -> what happens to the next frame on its link
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = self._numbers = 0
+        self._create()
+
+    def __repr__(self) -> str:
+        syncer = self.syncer.node.machine if self.syncer and self.syncer.is_serving else "no syncer"
+        return f"<world {self.seed} at {self.now:.1f}: {syncer} {[p.node.machine for p in self.processes.values()]}>"
+
+    def _create(self) -> None:
+        zero = self._values(0)
+        with WatchedStore.open(ROOT, files=cast(FileSystem, Session(self.disk))) as store:
+            store.world = self
+            files = tuple(store.put(self.algebra.parts(Values(zero, zero, zero))) for _ in self.fragments)
+            digests = tuple(self.algebra.digest(zero) for _ in self.fragments)
+            config, layout = configs.encode(self.scenario.config), msgspec.json.encode(self.layout)
+            self.truth.versions = [0] * len(files)
+            self.truth.seen = [0] * len(files)
+            self.truth.masters = [0] * len(files)
+            self.truth.published = {(p, 0): digest for p, digest in enumerate(digests)}
+            store.commit([msgspec.msgpack.encode(RunCreated("run", config, layout, files, digests, 0.0))])
+        self._start_syncer()
+        for name in self.scenario.learners:
+            self.at(self.random.uniform(0, 1), lambda name=name: self._boot(name))  # type: ignore[misc]
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def at(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._order, call))
+
+    def run_until(self, end: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        while self._heap and self._heap[0][0] <= end:
+            if is_over():
+                return True
+            self.now, _, call = heapq.heappop(self._heap)
+            call()
+        self.now = max(self.now, end)
+        return is_over()
+
+    def wall_clock(self) -> float:
+        return self.now + self.wall_ahead_s
+
+    @property
+    def calm_s(self) -> float:
+        return 0.0 if self.has_faults else self.now - self.healed_at
+
+    def run(self) -> Counter[str]:
+        """Faults and safety; healing and liveness; the end. What happened, counted."""
+        if self.has_faults:
+            self.disk.strike = self._disk_strike
+            self.at(self.scenario.fault_every_s, self._strike)
+            self.run_until(self.scenario.fault_s)
+            self._heal()
+        self._demand_participation()
+        self._demand_end()
+        return self.saw
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def _values(self, number: int) -> Any:
+        return number if self.is_exact else gather(self.fragments[0], {"w0": np.full(3, number, np.float32)})
+
+    def gain(self) -> Any:
+        """What one step adds to a fragment."""
+        if self.is_exact:
+            return self.random.getrandbits(40)
+        drawn = np.array([self.random.gauss(0, 0.01) for _ in range(3)], np.float32)
+        return gather(self.fragments[0], {"w0": drawn})
+
+    def copy(self, values: Any) -> Any:
+        return values if self.is_exact else values.copy()
+
+    # ------------------------------------------------------------------------------------------ links
+
+    def connect(self, process: LearnerProcess) -> Link | None:
+        syncer = self.syncer
+        if syncer is None or not syncer.is_serving or self._is_blocked(process.name):
+            return None
+        link = Link(self, process.name, process.uplink.endpoint, syncer.learners.endpoint)  # type: ignore[arg-type]
+        self.links = [*(each for each in self.links if each.is_up), link]
+        return link
+
+    def blocked_s(self, learner: str, direction: str) -> float:
+        return self._blocked.get((learner, direction), 0.0) - self.now
+
+    def _is_blocked(self, learner: str) -> bool:
+        return max(self.blocked_s(learner, "up"), self.blocked_s(learner, "down")) > 0
+
+    def _block(self, learner: str, directions: tuple[str, ...], for_s: float) -> None:
+        for direction in directions:
+            self._blocked[learner, direction] = max(self._blocked.get((learner, direction), 0.0), self.now + for_s)
+        for link in self.links:
+            if link.learner == learner:
+                self.at(self.scenario.config.wire.timeout_s, link.silent)
+
+    def spoil(self, learner: str, data: bytes) -> tuple[bytes, bool]:
+        """What becomes of a frame on its way, and whether its link breaks off after it."""
+        kind = self._spoils.pop(learner, "")
+        if kind == "corrupt":
+            at = self.random.randrange(len(data))
+            return data[:at] + bytes([data[at] ^ (1 << self.random.randrange(8))]) + data[at + 1 :], False
+        if kind == "truncate":
+            return data[: self.random.randrange(len(data))], True
+        return data, False
+
+    # ------------------------------------------------------------------------------------------ life and death
+
+    def _boot(self, name: str) -> None:
+        self._numbers += 1
+        if name in self.processes:
+            self._older.append(self.processes[name])
+        self.processes[name] = LearnerProcess(self, name, self._numbers)
+
+    def _start_syncer(self) -> None:
+        if self.syncer is None:
+            self.syncer = SyncerProcess(self)
+            self.syncer.start()
+
+    def syncer_died(self, syncer: SyncerProcess) -> None:
+        """Its process is gone; what it had not synced is in the page cache, unless the power went too."""
+        syncer.is_dead, syncer.is_serving = True, False
+        syncer.session.close()
+        self.saw["syncer crash"] += 1
+        if self.cuts_power or ("crash at write" in self.scenario.kinds and self.random.random() < 0.5):
+            self.disk.power_cut()
+            self.saw["power cut"] += 1
+        for link in self.links:
+            link.cut()
+        if self.syncer is syncer:
+            self.syncer = None
+        self.at(self.random.uniform(0.1, 2), self._start_syncer)
+
+    def _kill(self, process: LearnerProcess) -> None:
+        process.is_dead = True
+        if process.link is not None:
+            process.link.cut()
+        self._boot_later(process.name)
+
+    def _boot_later(self, name: str) -> None:
+        def boot() -> None:
+            if self.processes[name].is_dead:
+                self._boot(name)
+
+        self.at(self.random.uniform(0.1, 3), boot)
+
+    # ------------------------------------------------------------------------------------------ faults
+
+    def _strike(self) -> None:
+        """One fault, drawn at random, and the next one later."""
+        if not self.has_faults:
+            return
+        kind = self.random.choice(self.scenario.kinds)
+        self.trace(f"fault: {kind}")
+        self.saw[f"fault: {kind}"] += 1
+        if not self._strike_syncer(kind):
+            name = self.random.choice(self.scenario.learners)
+            process = self.processes.get(name)
+            if process is not None and not process.is_dead:
+                self._strike_learner(kind, process)
+        self.at(self.random.expovariate(1 / self.scenario.fault_every_s), self._strike)
+
+    def _strike_syncer(self, kind: str) -> bool:
+        syncer = self.syncer
+        match kind:
+            case "crash" | "power" if syncer is not None:
+                if kind == "power":
+                    self.disk.power_cut()
+                    self.saw["power cut"] += 1
+                self.syncer_died(syncer)
+            case "crash at write" | "disk":
+                self._disk_fate = kind
+            case "freeze" if syncer is not None:
+                syncer.paused_until = self.now + self.random.choice([1.0, 8.0])
+            case "second syncer" if syncer is not None:
+                self._second_syncer()
+            case "swizzle":
+                for name in self.scenario.learners:
+                    start_s, for_s = self.random.uniform(0, 2), self.random.uniform(0.5, 4)
+                    self.at(start_s, lambda n=name, s=for_s: self._block(n, ("up", "down"), s))  # type: ignore[misc]
+            case "jump" if syncer is not None and self.random.random() < 0.5:
+                self.wall_ahead_s = self.random.choice([-self.now, 3600.0, -3600.0])
+                syncer.clock_ahead_s += self.random.choice([5.0, DAY_S])
+                self.saw["clock jump"] += 1
+            case _:
+                return kind in ("crash", "power", "freeze", "second syncer")
+        return True
+
+    def _strike_learner(self, kind: str, process: LearnerProcess) -> None:
+        name = process.name
+        match kind:
+            case "kill":
+                self._kill(process)
+            case "cut" if process.link is not None:
+                process.link.cut()
+            case "partition":
+                self._block(name, ("up", "down"), self.random.choice([0.5, 3.0, 8.0]))
+            case "half-open":
+                self._block(name, (self.random.choice(["up", "down"]),), self.random.choice([0.5, 3.0, 8.0]))
+            case "corrupt" | "truncate":
+                self._spoils[name] = kind
+            case "pause":
+                process.paused_until = self.now + self.random.choice([1.0, 8.0])
+            case "jump":
+                process.clock_ahead_s += self.random.choice([5.0, DAY_S])
+                self.saw["clock jump"] += 1
+            case "take over":
+                self._boot(name)  # the process that runs under this name does not know yet
+            case "spoil" if self.is_exact and process.values:
+                process.spoil()
+            case "leave":
+                process.wants_to_leave = True
+
+    _disk_fate = ""
+
+    def _disk_strike(self, kind: str, name: str) -> int:
+        """Asked before every file operation: what a fault has left for it."""
+        if not self._disk_fate or self.random.random() < 0.6:
+            return 0
+        fate, self._disk_fate = self._disk_fate, ""
+        if fate == "crash at write":
+            is_between = kind in ("append", "sync_dir") or (kind == "sync" and name.startswith("tape"))
+            self.saw["crash between file and commit record"] += is_between and bool(self.truth.trying)
+            raise Crash
+        return self.random.choice([errno.EIO, errno.ENOSPC])
+
+    def _second_syncer(self) -> None:
+        """Another process on the same directory: refused, and nothing changes."""
+        try:
+            Store.open(ROOT, files=cast(FileSystem, Session(self.disk)))
+        except StoreInUse:
+            self.saw["second syncer refused"] += 1
+        else:
+            need(False, "I13 fencing", "two syncers on one directory")
+
+    def _heal(self) -> None:
+        """No more faults: everything that is down comes up again, also who had left."""
+        self.has_faults, self.healed_at = False, self.now
+        self._disk_fate = ""
+        self._blocked.clear()
+        self._spoils.clear()
+        if self.syncer is not None:
+            self.syncer.paused_until = 0.0
+        for process in [*self.processes.values(), *self._older]:
+            process.paused_until, process.wants_to_leave = 0.0, False
+        self.at(4.0, self._supervise)
+
+    def _supervise(self) -> None:
+        """Somebody lives under every name: an older process that took it back, or a new one."""
+        for name, process in list(self.processes.items()):
+            alive = [older for older in self._older if older.name == name and not older.is_dead]
+            if process.is_dead and alive:
+                self.processes[name] = alive[-1]
+                self._older.remove(alive[-1])
+            elif process.is_dead and self._phase() != "closed":
+                self._boot(name)
+        self.at(4.0, self._supervise)
+
+    # ------------------------------------------------------------------------------------------ what is demanded
+
+    @property
+    def has_open_round(self) -> bool:
+        return self.syncer is not None and self.syncer.is_serving and bool(self.syncer.node.machine.rounds)
+
+    def _phase(self) -> str:
+        return self.syncer.node.machine.state.phase if self.syncer is not None else ""
+
+    def _demand_participation(self) -> None:
+        """Everyone's work that is done from here on merges on every fragment before long."""
+        if self.run_until(self.now + 6.0, lambda: self._phase() in ("closing", "closed")):
+            return
+        reach = {name: p.step_count for name, p in self.processes.items() if not p.is_closing}
+
+        def all_took_part() -> bool:
+            return self._phase() in ("closing", "closed") or all(
+                self.truth.merged_to.get((name, p.node.machine.life, fragment), 0) > reach[name]
+                for name, p in self.processes.items()
+                if name in reach and p.node.machine is not None and not p.is_dead
+                for fragment in range(len(self.fragments))
+            )
+
+        need(self.run_until(self.now + LIVE_S_MAX, all_took_part), "L1 L5", f"someone takes no part: {self}")
+
+    def _demand_end(self) -> None:
+        """The budget is used up, everything settles, everyone goes home."""
+        is_closed = self.run_until(self.now + CLOSE_S_MAX, lambda: self._phase() == "closed")
+        need(is_closed, "L7", f"the run does not close: {self}")
+        self.run_until(self.now + 4.0)
+        assert self.syncer is not None
+        totals = self.syncer.node.machine.state.ledger.totals()
+        need(totals.pending == 0 and totals.balance == 0, "I2 conservation", totals)
+        for process in self.processes.values():
+            is_told = process.is_dead or process.node.machine is None
+            need(is_told, "L7", f"{process.node.machine} was not told of the end")
