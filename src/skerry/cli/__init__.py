@@ -30,6 +30,9 @@ VERBS = {
     "syncer": "serve a run directory to learners anywhere",
     "learner": "train as one learner of a run, dialling its syncer",
     "export": "write a run's model as safetensors",
+    "replay": "recompute a run from its tape and compare, or without one learner",
+    "chaos": "torture a local run by a fault plan, and measure what it takes",
+    "simulate": "the real protocol in virtual time under thousands of seeded faults",
     "bench": "measure, subject and reference in one run",
 }
 PARENT_POLL_S = 0.5

@@ -17,7 +17,7 @@ from skerry import algo, cli
 from skerry import config as configs
 from skerry.cli import live
 from skerry.cli.export import export
-from skerry.node import model
+from skerry.node import model, repair
 from skerry.shell import summary
 from skerry.shell.local import Kill, LocalRun, RunFailed
 from skerry.shell.syncer import write_json
@@ -55,6 +55,7 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
     p.add_argument("--minutes", type=float, help=f"budget: time (default {MINUTES:.0f} minutes)")
     p.add_argument("--kill-learner", type=float, metavar="F", help="SIGKILL a learner at this fraction of the run")
     p.add_argument("--kill-syncer", type=float, metavar="F", help="SIGKILL the syncer at this fraction of the run")
+    p.add_argument("--record", choices=["decisions", "full"], help="full: keep every contribution, for skerry replay")
     p.add_argument("--seed", type=cli.whole)
     p.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-TIME)")
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
@@ -69,18 +70,18 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     if options.resume is not None:
         run_dir, config, local = _resumed(options, overrides)
     else:
-        config = _config(options, overrides)
-        local = Local(_speeds(options.speeds, config.run.learners))
-        run_dir = _fresh_dir(options.out, config.run.name)
+        config = config_of(options, overrides)
+        local = Local(speeds_of(options.speeds, config.run.learners))
+        run_dir = fresh_dir(options.out, config.run.name)
     kills = _kills(options, len(local.speeds))
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
-    judge = _Judge(config, corpus)
+    judge = Judge(config, corpus)
     cli.check_interrupted()
     if not options.json:
         _announce(story, config, local, judge, run_dir)
     algo.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
-        _create(run_dir, config, local, judge)
+        create(run_dir, config, local, judge)
     val_loss_start = judge.loss_at_first(run_dir)
     local_run = LocalRun(run_dir, local.speeds, kills)
     try:
@@ -101,7 +102,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     return 0
 
 
-def _finish(run_dir: Path, local: Local, done: LocalRun, judge: _Judge, val_loss_start: float) -> dict[str, Any]:
+def _finish(run_dir: Path, local: Local, done: LocalRun, judge: Judge, val_loss_start: float) -> dict[str, Any]:
     speeds = {f"learner-{i}": speed for i, speed in enumerate(local.speeds)}
     with Store.open(run_dir, readonly=True) as store:
         path = run_dir / "model.safetensors"
@@ -120,7 +121,7 @@ def _finish(run_dir: Path, local: Local, done: LocalRun, judge: _Judge, val_loss
     return result
 
 
-class _Judge:
+class Judge:
     """Holds the held-out text and a model to pour values into; the only part of a local run that needs torch."""
 
     def __init__(self, config: configs.Config, corpus: Corpus) -> None:
@@ -161,13 +162,14 @@ class _Judge:
 # ---------------------------------------------------------------------------------------------- from options to a run
 
 
-def _config(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> configs.Config:
+def config_of(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> configs.Config:
     flags = {
         "run.learners": options.learners if options.learners is not None else _count(options.speeds),
         "learner.step_s": options.step_s,
         "data.path": options.data,
         "model.preset": options.model,
         "run.seed": options.seed,
+        "store.record": options.record,
         "run.steps": options.steps,
         "run.tokens": options.tokens,
         "run.minutes": options.minutes,
@@ -188,7 +190,7 @@ def _count(speeds: str | None) -> int | None:
     return len(speeds.split(",")) if speeds else None
 
 
-def _speeds(text: str | None, learners: int) -> list[float]:
+def speeds_of(text: str | None, learners: int) -> list[float]:
     if text is None:
         return [1.0] * learners
     try:
@@ -216,7 +218,7 @@ def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
     return kills
 
 
-def _fresh_dir(out: Path | None, name: str) -> Path:
+def fresh_dir(out: Path | None, name: str) -> Path:
     if out is None:
         return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
@@ -231,7 +233,10 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     run_dir: Path = options.resume
     if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
         raise cli.Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
-    fixed = ("learners", "speeds", "step_s", "data", "model", "steps", "tokens", "minutes", "seed", "out", "config")
+    fixed = (
+        "learners", "speeds", "step_s", "data", "model", "steps", "tokens", "minutes",
+        "record", "seed", "out", "config",
+    )  # fmt: skip
     given = [f"--{key.replace('_', '-')}" for key in fixed if getattr(options, key) is not None]
     given += [f"--{key}" for key, _ in overrides]
     if given:
@@ -240,8 +245,10 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
         if not store.records:
             raise cli.Refusal(f"--resume {run_dir}: holds no run: check the path")
         state = model.state_of(store)
-    if state.phase == "closed":
-        raise cli.Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
+        if state.phase == "closed":
+            raise cli.Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
+        if damage := repair.damaged(store, state):
+            raise cli.Refusal(repair.explain(store.root, damage))
     config = configs.decode(state.created.config)
     try:
         speeds = msgspec.json.decode((run_dir / "local.json").read_bytes(), type=Local).speeds
@@ -250,7 +257,7 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     return run_dir, config, Local(speeds or [1.0] * config.run.learners)
 
 
-def _create(run_dir: Path, config: configs.Config, local: Local, judge: _Judge) -> None:
+def create(run_dir: Path, config: configs.Config, local: Local, judge: Judge) -> None:
     """The run's directory with its first versions, made here because the model is at hand."""
     from skerry import save_genesis
 
@@ -261,7 +268,7 @@ def _create(run_dir: Path, config: configs.Config, local: Local, judge: _Judge) 
     write_json(run_dir / "local.json", local)
 
 
-def _announce(story: str, config: configs.Config, local: Local, judge: _Judge, run_dir: Path) -> None:
+def _announce(story: str, config: configs.Config, local: Local, judge: Judge, run_dir: Path) -> None:
     speeds = ", ".join(f"{speed:g}" for speed in local.speeds)
     if story:
         print(story, file=sys.stderr)
