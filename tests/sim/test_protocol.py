@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from skerry.chaos.plan import read_plan
 from skerry.core import admission
 from skerry.core import syncer as syncer_core
 from skerry.core.events import MergeDone, Publish, Record
@@ -77,6 +78,15 @@ def test_a_seed_says_everything(tensors):
         for hash_seed in ("1", "2")
     ]
     assert said[0] == said[1] and len(said[0].splitlines()) > 200
+
+
+@pytest.mark.parametrize("name", ["storm", "region", "wan", "throttle", "flap"])
+def test_the_plans_of_chaos_run_in_virtual_time(name, caplog):
+    caplog.set_level("CRITICAL")
+    plan = replace(read_plan(name), minutes=0.5)
+    outcome = run_seed(5, plan=plan)
+    assert not outcome.failure
+    assert sum(count for what, count in outcome.saw.items() if what.startswith("fault: "))
 
 
 # ---------------------------------------------------------------------------------------------- planted bugs

@@ -130,7 +130,7 @@ def test_work_goes_on_below_the_quorum_and_merges_when_it_is_back():
     world = World(1, scenario=quiet(quorum=3))
     world.run_until(10)
     for name in "bc":
-        world._block(name, ("up", "down"), 20.0)
+        world.faults.block(name, ("up", "down"), 20.0)
     world.run_until(14)
     merges, steps = world.syncer.node.machine.state.merges, world.processes["a"].step_count
     world.run_until(28)

@@ -90,12 +90,13 @@ def check_interrupted() -> None:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
+    from skerry.chaos.plan import PlanError
     from skerry.node.model import ModelError
     from skerry.shell.learner import RefusedError
     from skerry.store.files import StoreError
     from skerry.train.data import DataError
 
-    return (Refusal, ConfigError, WireError, ModelError, StoreError, DataError, RefusedError)
+    return (Refusal, ConfigError, PlanError, WireError, ModelError, StoreError, DataError, RefusedError)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from skerry import cli
+from skerry.chaos.plan import Plan, read_plan
 from skerry.sim.run import Outcome, Result, run_seed, run_seeds
 
 SEEDS = 1000
@@ -25,6 +27,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=cli.whole, default=SEEDS, metavar="N", help=f"how many (default {SEEDS})")
     parser.add_argument("--first", type=cli.whole, default=0, metavar="SEED", help="the first of them (default 0)")
     parser.add_argument("--seed", type=cli.whole, metavar="SEED", help="this one alone, with everything that happens")
+    parser.add_argument("--plan", metavar="PLAN", help="the faults of a plan, as skerry chaos takes it, not drawn ones")
     parser.add_argument("--tensors", action="store_true", help="real tensors and codecs instead of exact integers")
     parser.add_argument("--jobs", type=cli.whole, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
@@ -36,27 +39,28 @@ def run(words: Sequence[str]) -> int:
             raise cli.Refusal(f"--{name} {getattr(options, name)}: must be at least 1")
     if options.first < 0 or (options.seed or 0) < 0:
         raise cli.Refusal("--first and --seed: a seed is 0 or above")
+    plan = read_plan(options.plan) if options.plan else None
     if options.seed is not None:
-        return _replay(options.seed, options.tensors, options.json)
-    seeds = range(options.first, options.first + options.seeds)
-    with _showing(len(seeds)) as progress:
-        result = run_seeds(seeds, options.tensors, min(options.jobs, len(seeds)), progress)
-    return _tell(result, options.tensors, options.json)
+        result = _replay(options.seed, options.tensors, plan)
+    else:
+        seeds = range(options.first, options.first + options.seeds)
+        with _showing(len(seeds)) as progress:
+            result = run_seeds(seeds, options.tensors, plan, min(options.jobs, len(seeds)), progress)
+    return _tell(result, options)
 
 
-def _replay(seed: int, tensors: bool, as_json: bool) -> int:
+def _replay(seed: int, tensors: bool, plan: Plan | None) -> Result:
     """One seed, every event told on stderr."""
     logging.disable(logging.CRITICAL)
-    outcome = run_seed(seed, tensors, trace=lambda text: print(text, file=sys.stderr))
     result = Result()
-    result.add(outcome)
-    return _tell(result, tensors, as_json)
+    result.add(run_seed(seed, tensors, plan, trace=lambda text: print(text, file=sys.stderr)))
+    return result
 
 
-def _tell(result: Result, tensors: bool, as_json: bool) -> int:
+def _tell(result: Result, options: argparse.Namespace) -> int:
     for outcome in result.failures:
-        print(f"seed {outcome.seed}: {outcome.failure}\nreplay: {_command(outcome, tensors)}", file=sys.stderr)
-    if as_json:
+        print(f"seed {outcome.seed}: {outcome.failure}\nreplay: {_command(outcome, options)}", file=sys.stderr)
+    if options.json:
         cli.print_json(
             {
                 "seeds": result.seeds,
@@ -66,9 +70,10 @@ def _tell(result: Result, tensors: bool, as_json: bool) -> int:
                 "rare": result.rare,
                 "saw": dict(sorted(result.saw.items())),
                 "failures": [
-                    {"seed": f.seed, "what": f.failure, "replay": _command(f, tensors)} for f in result.failures
+                    {"seed": f.seed, "what": f.failure, "replay": _command(f, options)} for f in result.failures
                 ],
-                "tensors": tensors,
+                "tensors": options.tensors,
+                "plan": options.plan,
                 "seconds": result.seconds,
             }
         )
@@ -77,8 +82,9 @@ def _tell(result: Result, tensors: bool, as_json: bool) -> int:
     return 1 if result.failures else 0
 
 
-def _command(outcome: Outcome, tensors: bool) -> str:
-    return f"skerry simulate protocol --seed {outcome.seed}" + (" --tensors" if tensors else "")
+def _command(outcome: Outcome, options: argparse.Namespace) -> str:
+    more = (f" --plan {options.plan}" if options.plan else "") + (" --tensors" if options.tensors else "")
+    return f"skerry simulate protocol --seed {outcome.seed}{more}"
 
 
 def _print(result: Result) -> None:

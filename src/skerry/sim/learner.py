@@ -72,6 +72,7 @@ class LearnerProcess:
         self.ended_at: float | None = None
         self.paused_until = 0.0
         self.clock_ahead_s = 0.0
+        self.speed = 1.0  # of what it usually is
         self.values: dict[int, Any] = {}
         # what is true of it, for the checks
         self.step_count = 0
@@ -122,7 +123,7 @@ class LearnerProcess:
                 self.wait_for_the_end()
             world.at(0.1, self.turn)
         else:
-            step_s = world.scenario.step_s[self.name] * world.random.uniform(0.9, 1.1)
+            step_s = world.scenario.step_s[self.name] / self.speed * world.random.uniform(0.9, 1.1)
             self.train()
             self.boundary(1, step_s)
             self.look_at_the_end()

@@ -65,11 +65,12 @@ class Link:
         is_bulk = payload is not None
         data = self._frames(message, payload)
         mean_s = weather.delay_s + (weather.bulk_s if is_bulk else 0.0)
+        least_s = world.faults.slower_s(self.learner, is_bulk)
         copies = 1
-        if world.has_faults and not isinstance(message, ONCE):
+        if world.faults.is_on and not isinstance(message, ONCE):
             copies = (world.random.random() >= weather.loss) + (world.random.random() < weather.duplicates)
         for _ in range(copies):
-            wait_s = min(8 * mean_s, world.random.expovariate(1 / mean_s))
+            wait_s = least_s + min(8 * mean_s, world.random.expovariate(1 / mean_s))
             world.at(wait_s, lambda: self._arrive(sender.other, is_bulk, data))
         if tag is not None:
             sent = Sent(sender.peer, tag)
@@ -86,10 +87,10 @@ class Link:
             return
         world = self.world
         is_paused = end.endpoint.process.paused_until > world.now
-        if is_paused or world.blocked_s(self.learner, end.other.direction) > 0:
+        if is_paused or world.faults.blocked_s(self.learner, end.other.direction) > 0:
             world.at(0.5, lambda: self._arrive(end, is_bulk, data))
             return
-        data, breaks_off = world.spoil(self.learner, data)
+        data, breaks_off = world.faults.spoil(self.learner, data)
         try:
             for item in end.parsers[is_bulk].feed(data):
                 assert isinstance(item, Delivery)
@@ -111,7 +112,7 @@ class Link:
         end.up = False
         self.world.at(after_s, lambda: end.endpoint.tell(Lost(end.peer, reason)))
         if end.other.up:
-            wait_s = self.world.random.uniform(0, 1) + self.world.blocked_s(self.learner, end.direction)
+            wait_s = self.world.random.uniform(0, 1) + self.world.faults.blocked_s(self.learner, end.direction)
             self.world.at(wait_s, lambda: self.lose(end.other, OTHER_SIDE_CLOSED))
 
     def cut(self) -> None:
@@ -122,7 +123,7 @@ class Link:
     def silent(self) -> None:
         """Blocked for as long as anyone would wait: who hears nothing gives it up."""
         for end in (self.client, self.server):
-            if self.world.blocked_s(self.learner, end.other.direction) > 0 and end.up:
+            if self.world.faults.blocked_s(self.learner, end.other.direction) > 0 and end.up:
                 self.world.saw["silent link given up"] += 1
                 self.lose(end, "silent")
 

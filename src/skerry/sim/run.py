@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
+from skerry.chaos.plan import Plan
+from skerry.sim.scenario import draw, under
 from skerry.sim.world import World
 
 CHUNK = 20  # seeds handed to a process at a time
@@ -75,9 +78,12 @@ class Result:
             self.failures.append(outcome)
 
 
-def run_seed(seed: int, tensors: bool = False, trace: Callable[[str], None] | None = None) -> Outcome:
+def run_seed(
+    seed: int, tensors: bool = False, plan: Plan | None = None, trace: Callable[[str], None] | None = None
+) -> Outcome:
     """One world from beginning to end; a broken invariant, or any crash of the product, is its outcome."""
-    world = World(seed, tensors=tensors)
+    scenario, faults = under(plan, seed) if plan is not None else (draw(seed), [])
+    world = World(seed, tensors=tensors, scenario=scenario, plan=faults)
     if trace is not None:
         world.trace = lambda text: trace(f"{world.now:9.3f}  {text}")
     failure = ""
@@ -89,13 +95,16 @@ def run_seed(seed: int, tensors: bool = False, trace: Callable[[str], None] | No
     return Outcome(seed, world.events, world.saw, failure)
 
 
-def run_seeds(seeds: Sequence[int], tensors: bool, jobs: int, show: Callable[[Result], None]) -> Result:
+def run_seeds(
+    seeds: Sequence[int], tensors: bool, plan: Plan | None, jobs: int, show: Callable[[Result], None]
+) -> Result:
     """All of them over `jobs` processes; `show` is called as results come in."""
     result, began = Result(), time.monotonic()
-    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    chunk = max(1, min(CHUNK, len(seeds) // (4 * jobs)))
+    chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     # Spawned, not forked: a fork of a process with threads (the progress bar's) may hang.
     with ProcessPoolExecutor(jobs, get_context("spawn"), _be_quiet) as pool:
-        for outcomes in pool.map(_run_chunk, chunks, [tensors] * len(chunks)):
+        for outcomes in pool.map(partial(_run_chunk, tensors, plan), chunks):
             for outcome in outcomes:
                 result.add(outcome)
             result.seconds = time.monotonic() - began
@@ -107,5 +116,5 @@ def _be_quiet() -> None:
     logging.disable(logging.CRITICAL)  # refusals by the thousand are what is simulated
 
 
-def _run_chunk(seeds: Sequence[int], tensors: bool) -> list[Outcome]:
-    return [run_seed(seed, tensors) for seed in seeds]
+def _run_chunk(tensors: bool, plan: Plan | None, seeds: Sequence[int]) -> list[Outcome]:
+    return [run_seed(seed, tensors, plan) for seed in seeds]

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 
 from skerry import config as configs
+from skerry.chaos.plan import Fault, Plan, schedule
 from skerry.sim.algebra import BYTES
 
 KINDS = (
@@ -32,6 +33,7 @@ KINDS = (
     "spoil",  # a learner's parameters become NaN
     "leave",  # a learner goes, with a word
 )
+CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs
             close_timeout_s=60.0,
         ),
         wire=configs.Wire(
-            codec_up=r.choice(["fp32", "bf16", "int8", "int4"]),
-            codec_down=r.choice(["fp32", "bf16", "int8", "int4"]),
+            codec_up=r.choice(CODECS),
+            codec_down=r.choice(CODECS),
             timeout_s=r.choice([1.0, 4.0]),
             held_bytes_max=r.choice([2, 50, 50, 50]) * BYTES["fp32"],
         ),
@@ -108,3 +110,21 @@ def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs
         ),
         learner=configs.Learner(residual=r.choice(["theta", "buffer"]), leave_timeout_s=5.0),
     )
+
+
+def under(plan: Plan, seed: int) -> tuple[Scenario, list[Fault]]:
+    """The run of a fault plan, as `skerry chaos` would run it on this seed, but in virtual time and small."""
+    r = random.Random(f"plan {seed}")
+    speeds = plan.speeds or (1.0,) * plan.learners
+    step_s = {f"learner-{n}": 0.3 / speed for n, speed in enumerate(speeds)}
+    config = configs.Config(
+        run=configs.Run(learners=plan.learners, minutes=plan.minutes),
+        sync=configs.Sync(num_fragments=4, sync_every=16),
+        wire=configs.Wire(codec_up=r.choice(CODECS), codec_down=r.choice(CODECS)),
+        store=configs.Store(segment_bytes=20_000),
+    )
+    scenario = Scenario(
+        config, step_s, delay_s=0.005, bulk_s=0.02, loss=0.0, duplicates=0.0, kinds=(), fault_every_s=1.0,
+        fault_s=60 * plan.minutes,
+    )  # fmt: skip
+    return scenario, schedule(plan, plan.minutes, plan.learners, seed)

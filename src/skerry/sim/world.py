@@ -9,11 +9,10 @@ demanded within its bound: everyone takes part again, the run closes, nothing is
 
 from __future__ import annotations
 
-import errno
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -22,21 +21,21 @@ import numpy as np
 
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, Tensor, gather, layout_of, split
+from skerry.chaos.plan import Fault
 from skerry.core.facts import RunCreated
 from skerry.node.algebra import FLOAT32, Algebra, Values
 from skerry.sim.algebra import Integers
-from skerry.sim.files import Crash, CrashFiles, Session
+from skerry.sim.faults import Faults
+from skerry.sim.files import CrashFiles, Session
 from skerry.sim.learner import LearnerProcess
 from skerry.sim.network import Link
 from skerry.sim.scenario import Scenario, draw
 from skerry.sim.syncer import ROOT, SyncerProcess, WatchedStore
 from skerry.sim.truth import Truth, need
-from skerry.store.files import FileSystem, StoreInUse
-from skerry.store.store import Store
+from skerry.store.files import FileSystem
 
 LIVE_S_MAX = 45.0  # after healing, everyone has taken part again within this
 CLOSE_S_MAX = 600.0  # and the run has closed within this
-DAY_S = 86_400.0
 INTEGERS = Integers()
 
 
@@ -49,7 +48,9 @@ def layout_for(fragments: int) -> tuple[Layout, tuple[Fragment, ...]]:
 class World:
     """The heap of things to come and everything they happen to."""
 
-    def __init__(self, seed: int, *, tensors: bool = False, scenario: Scenario | None = None) -> None:
+    def __init__(
+        self, seed: int, *, tensors: bool = False, scenario: Scenario | None = None, plan: Sequence[Fault] = ()
+    ) -> None:
         self.seed = seed
         self.scenario = scenario or draw(seed)
         self.random = random.Random(f"world {seed}")
@@ -60,7 +61,6 @@ class World:
         self.events = 0
         self.saw: Counter[str] = Counter()
         self.trace: Callable[[str], None] = lambda text: None
-        self.has_faults = self.scenario.fault_s > 0
         self.healed_at = 0.0
         self.wall_ahead_s = 0.0
         self.disk = CrashFiles(seed)
@@ -70,9 +70,8 @@ class World:
         self.processes: dict[str, LearnerProcess] = {}  # the newest by name
         self._older: list[LearnerProcess] = []  # that may not know yet
         self.links: list[Link] = []
-        self._blocked: dict[tuple[str, str], float] = {}  # (learner, direction) -> until
-        self._spoils: dict[str, str] = {}  # learner -> what happens to the next frame on its link
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.faults = Faults(self, plan)
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = self._numbers = 0
         self._create()
 
@@ -94,11 +93,11 @@ class World:
             store.commit([msgspec.msgpack.encode(RunCreated("run", config, layout, files, digests, 0.0))])
         self._start_syncer()
         for name in self.scenario.learners:
-            self.at(self.random.uniform(0, 1), lambda name=name: self._boot(name))  # type: ignore[misc]
+            self.at(self.random.uniform(0, 1), lambda name=name: self.boot(name))  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------ time
 
-    def at(self, delay_s: float, call: Callable[[], None]) -> None:
+    def at(self, delay_s: float, call: Callable[[], object]) -> None:
         self._order += 1
         heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._order, call))
 
@@ -116,13 +115,12 @@ class World:
 
     @property
     def calm_s(self) -> float:
-        return 0.0 if self.has_faults else self.now - self.healed_at
+        return 0.0 if self.faults.is_on else self.now - self.healed_at
 
     def run(self) -> Counter[str]:
         """Faults and safety; healing and liveness; the end. What happened, counted."""
-        if self.has_faults:
-            self.disk.strike = self._disk_strike
-            self.at(self.scenario.fault_every_s, self._strike)
+        if self.faults.is_on:
+            self.faults.begin()
             self.run_until(self.scenario.fault_s)
             self._heal()
         self._demand_participation()
@@ -148,38 +146,15 @@ class World:
 
     def connect(self, process: LearnerProcess) -> Link | None:
         syncer = self.syncer
-        if syncer is None or not syncer.is_serving or self._is_blocked(process.name):
+        if syncer is None or not syncer.is_serving or self.faults.is_blocked(process.name):
             return None
         link = Link(self, process.name, process.uplink.endpoint, syncer.learners.endpoint)  # type: ignore[arg-type]
         self.links = [*(each for each in self.links if each.is_up), link]
         return link
 
-    def blocked_s(self, learner: str, direction: str) -> float:
-        return self._blocked.get((learner, direction), 0.0) - self.now
-
-    def _is_blocked(self, learner: str) -> bool:
-        return max(self.blocked_s(learner, "up"), self.blocked_s(learner, "down")) > 0
-
-    def _block(self, learner: str, directions: tuple[str, ...], for_s: float) -> None:
-        for direction in directions:
-            self._blocked[learner, direction] = max(self._blocked.get((learner, direction), 0.0), self.now + for_s)
-        for link in self.links:
-            if link.learner == learner:
-                self.at(self.scenario.config.wire.timeout_s, link.silent)
-
-    def spoil(self, learner: str, data: bytes) -> tuple[bytes, bool]:
-        """What becomes of a frame on its way, and whether its link breaks off after it."""
-        kind = self._spoils.pop(learner, "")
-        if kind == "corrupt":
-            at = self.random.randrange(len(data))
-            return data[:at] + bytes([data[at] ^ (1 << self.random.randrange(8))]) + data[at + 1 :], False
-        if kind == "truncate":
-            return data[: self.random.randrange(len(data))], True
-        return data, False
-
     # ------------------------------------------------------------------------------------------ life and death
 
-    def _boot(self, name: str) -> None:
+    def boot(self, name: str) -> None:
         self._numbers += 1
         if name in self.processes:
             self._older.append(self.processes[name])
@@ -190,128 +165,38 @@ class World:
             self.syncer = SyncerProcess(self)
             self.syncer.start()
 
-    def syncer_died(self, syncer: SyncerProcess) -> None:
+    def syncer_died(self, syncer: SyncerProcess, away_s: float | None = None) -> None:
         """Its process is gone; what it had not synced is in the page cache, unless the power went too."""
         syncer.is_dead, syncer.is_serving = True, False
         syncer.session.close()
         self.saw["syncer crash"] += 1
         if self.cuts_power or ("crash at write" in self.scenario.kinds and self.random.random() < 0.5):
-            self.disk.power_cut()
-            self.saw["power cut"] += 1
+            self.cut_power()
         for link in self.links:
             link.cut()
         if self.syncer is syncer:
             self.syncer = None
-        self.at(self.random.uniform(0.1, 2), self._start_syncer)
+        self.at(self.random.uniform(0.1, 2) if away_s is None else away_s, self._start_syncer)
 
-    def _kill(self, process: LearnerProcess) -> None:
+    def cut_power(self) -> None:
+        self.disk.power_cut()
+        self.saw["power cut"] += 1
+
+    def kill(self, process: LearnerProcess, away_s: float) -> None:
         process.is_dead = True
         if process.link is not None:
             process.link.cut()
-        self._boot_later(process.name)
 
-    def _boot_later(self, name: str) -> None:
         def boot() -> None:
-            if self.processes[name].is_dead:
-                self._boot(name)
+            if self.processes[process.name].is_dead:
+                self.boot(process.name)
 
-        self.at(self.random.uniform(0.1, 3), boot)
-
-    # ------------------------------------------------------------------------------------------ faults
-
-    def _strike(self) -> None:
-        """One fault, drawn at random, and the next one later."""
-        if not self.has_faults:
-            return
-        kind = self.random.choice(self.scenario.kinds)
-        self.trace(f"fault: {kind}")
-        self.saw[f"fault: {kind}"] += 1
-        if not self._strike_syncer(kind):
-            name = self.random.choice(self.scenario.learners)
-            process = self.processes.get(name)
-            if process is not None and not process.is_dead:
-                self._strike_learner(kind, process)
-        self.at(self.random.expovariate(1 / self.scenario.fault_every_s), self._strike)
-
-    def _strike_syncer(self, kind: str) -> bool:
-        syncer = self.syncer
-        match kind:
-            case "crash" | "power" if syncer is not None:
-                if kind == "power":
-                    self.disk.power_cut()
-                    self.saw["power cut"] += 1
-                self.syncer_died(syncer)
-            case "crash at write" | "disk":
-                self._disk_fate = kind
-            case "freeze" if syncer is not None:
-                syncer.paused_until = self.now + self.random.choice([1.0, 8.0])
-            case "second syncer" if syncer is not None:
-                self._second_syncer()
-            case "swizzle":
-                for name in self.scenario.learners:
-                    start_s, for_s = self.random.uniform(0, 2), self.random.uniform(0.5, 4)
-                    self.at(start_s, lambda n=name, s=for_s: self._block(n, ("up", "down"), s))  # type: ignore[misc]
-            case "jump" if syncer is not None and self.random.random() < 0.5:
-                self.wall_ahead_s = self.random.choice([-self.now, 3600.0, -3600.0])
-                syncer.clock_ahead_s += self.random.choice([5.0, DAY_S])
-                self.saw["clock jump"] += 1
-            case _:
-                return kind in ("crash", "power", "freeze", "second syncer")
-        return True
-
-    def _strike_learner(self, kind: str, process: LearnerProcess) -> None:
-        name = process.name
-        match kind:
-            case "kill":
-                self._kill(process)
-            case "cut" if process.link is not None:
-                process.link.cut()
-            case "partition":
-                self._block(name, ("up", "down"), self.random.choice([0.5, 3.0, 8.0]))
-            case "half-open":
-                self._block(name, (self.random.choice(["up", "down"]),), self.random.choice([0.5, 3.0, 8.0]))
-            case "corrupt" | "truncate":
-                self._spoils[name] = kind
-            case "pause":
-                process.paused_until = self.now + self.random.choice([1.0, 8.0])
-            case "jump":
-                process.clock_ahead_s += self.random.choice([5.0, DAY_S])
-                self.saw["clock jump"] += 1
-            case "take over":
-                self._boot(name)  # the process that runs under this name does not know yet
-            case "spoil" if self.is_exact and process.values:
-                process.spoil()
-            case "leave":
-                process.wants_to_leave = True
-
-    _disk_fate = ""
-
-    def _disk_strike(self, kind: str, name: str) -> int:
-        """Asked before every file operation: what a fault has left for it."""
-        if not self._disk_fate or self.random.random() < 0.6:
-            return 0
-        fate, self._disk_fate = self._disk_fate, ""
-        if fate == "crash at write":
-            is_between = kind in ("append", "sync_dir") or (kind == "sync" and name.startswith("tape"))
-            self.saw["crash between file and commit record"] += is_between and bool(self.truth.trying)
-            raise Crash
-        return self.random.choice([errno.EIO, errno.ENOSPC])
-
-    def _second_syncer(self) -> None:
-        """Another process on the same directory: refused, and nothing changes."""
-        try:
-            Store.open(ROOT, files=cast(FileSystem, Session(self.disk)))
-        except StoreInUse:
-            self.saw["second syncer refused"] += 1
-        else:
-            need(False, "I13 fencing", "two syncers on one directory")
+        self.at(away_s, boot)
 
     def _heal(self) -> None:
         """No more faults: everything that is down comes up again, also who had left."""
-        self.has_faults, self.healed_at = False, self.now
-        self._disk_fate = ""
-        self._blocked.clear()
-        self._spoils.clear()
+        self.faults.heal()
+        self.healed_at = self.now
         if self.syncer is not None:
             self.syncer.paused_until = 0.0
         for process in [*self.processes.values(), *self._older]:
@@ -326,7 +211,7 @@ class World:
                 self.processes[name] = alive[-1]
                 self._older.remove(alive[-1])
             elif process.is_dead and self._phase() != "closed":
-                self._boot(name)
+                self.boot(name)
         self.at(4.0, self._supervise)
 
     # ------------------------------------------------------------------------------------------ what is demanded
