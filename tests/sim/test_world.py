@@ -9,6 +9,7 @@ import pytest
 from skerry import config as configs
 from skerry.core.messages import Contribution, Publication, Pull
 from skerry.sim.algebra import BYTES
+from skerry.sim.learner import LearnerProcess
 from skerry.sim.network import Link
 from skerry.sim.scenario import Scenario
 from skerry.sim.world import World
@@ -140,3 +141,21 @@ def test_work_goes_on_below_the_quorum_and_merges_when_it_is_back():
     assert world.syncer.node.machine.state.merges > merges + 5
     assert not world.syncer.node.machine.state.ledger.discarded
     assert max(behind(world, name) for name in "abc") < 12
+
+
+def test_a_learner_that_hangs_at_the_end_costs_nobody_else_anything(monkeypatch):
+    """Its link is alive and it never stops: the others' last work is merged all the same."""
+    scenario = quiet(num_fragments=2, sync_every=8, close_timeout_s=20.0)
+    config = configs.Config(run=configs.Run(learners=3, minutes=0.25), sync=scenario.config.sync)
+    world = World(1, scenario=replace(scenario, config=config))
+    world.run_until(12)
+    monkeypatch.setattr(world.processes["c"], "turn", lambda: None)  # the training thread is stuck
+    turn = LearnerProcess.turn
+    monkeypatch.setattr(LearnerProcess, "turn", lambda self: None if self.name == "c" else turn(self))
+    world.run_until(60)
+    state = world.syncer.node.machine.state
+    assert state.phase == "closed"
+    for name in "ab":
+        account = state.ledger.account(name, 1)
+        merged = [world.truth.merged_to[name, 1, p] for p in range(2)]
+        assert merged == [account.step, account.step], "all of it"

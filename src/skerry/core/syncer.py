@@ -525,15 +525,15 @@ class SyncerMachine:
 
     def _advance_closing(self) -> None:
         assert self.closing_since is not None
-        is_late = self._now - self.closing_since > self.config.sync.close_timeout_s
+        share = (self._now - self.closing_since) / self.config.sync.close_timeout_s
         for member in self._connected():
             self._tell_stop(member)
         for p in range(len(self.state.fragments)):
             if p not in self.merging:
-                self._close_out(p, is_late)
+                self._close_out(p, share)
         unsettled = self._unsettled_learners()
         self.waiting = f"for the last work of {', '.join(unsettled)}" if unsettled else "to end"
-        if not self.merging and (not unsettled or is_late):
+        if not self.merging and (not unsettled or share > 1):
             self._end()
 
     def _tell_stop(self, member: Member) -> None:
@@ -542,11 +542,12 @@ class SyncerMachine:
             member.told_stop_at = self._now
             self._send(member, Stop(self.state.epoch, member.life))
 
-    def _close_out(self, p: int, is_late: bool) -> None:
+    def _close_out(self, p: int, share: float) -> None:
         """Merge a fragment's last contributions once everyone who has work on it is in, or the time is over.
 
         One that stands in the way of its learner's very last does not wait for learners that are away. It does wait
-        for those present: merged one by one, each would move the model by its whole drift instead of its share.
+        for those present: merged one by one, each would move the model by its whole drift instead of its share. But
+        for half of the time only (`share` of it is over): one that hangs must not cost the others their last work.
         """
         for member in self._connected():
             if member.is_stopped and self._may_pull(member, p):
@@ -558,8 +559,8 @@ class SyncerMachine:
         awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
         in_the_way = any(not self._is_last(c) for c in self.held[p].values())
         if in_the_way:
-            awaited = [m for m in awaited if m.connected]
-        if self.held[p] and (is_late or not awaited):
+            awaited = [m for m in awaited if m.connected and share < 0.5]
+        if self.held[p] and (share > 1 or not awaited):
             self._merge(p, self._round(), "the last work", 1, len(self.held[p]))
 
     def _is_last(self, c: Contribution) -> bool:

@@ -60,10 +60,12 @@ class LearnerShell:
     # ------------------------------------------------------------------------------------------ training thread
 
     def start(self) -> None:
-        """Wait until every fragment has a base and stands in the live parameters."""
+        """Wait until every fragment has a base and stands in the live parameters, or the run is over before that."""
         said_at = time.monotonic()
         while not self.node.is_adopted:
             self._check()
+            if self.node.ended:
+                return
             if self.node.has_work:
                 self._boundary(0, 0, 0.0)
             if time.monotonic() - said_at > WAITING_SAYS_S:

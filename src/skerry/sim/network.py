@@ -9,6 +9,7 @@ breaks.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from skerry.core.messages import Done, Hello, Message, Publication, Refused, Welcome
@@ -136,6 +137,7 @@ class SimEndpoint:
         self.ends: dict[int, End] = {}
         self.peers = itertools.count(1)
         self.bytes_in = self.bytes_out = 0
+        self._waiting: deque[WireEvent] = deque()
 
     def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
         end = self.ends.get(peer)
@@ -156,10 +158,16 @@ class SimEndpoint:
             end.link.lose(end, "closed")
 
     def tell(self, event: WireEvent) -> None:
-        process, world = self.process, self.world
-        if process.is_dead:
-            return
-        if process.paused_until > world.now:
-            world.at(0.5, lambda: self.tell(event))
-        else:
-            process.take(event)
+        """In the order it came, also where the process stands still for a while."""
+        self._waiting.append(event)
+        if len(self._waiting) == 1:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        while self._waiting and not self.process.is_dead:
+            if self.process.paused_until > self.world.now:
+                self.world.at(0.5, self._deliver)
+                return
+            event = self._waiting[0]
+            self.process.take(event)
+            self._waiting.popleft()
