@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from skerry import cli
 from skerry import config as configs
+from skerry.core.admission import CLOSED
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import fetch_config, learner_name
+from skerry.shell.learner import RefusedError, fetch_config, learner_name
+
+log = logging.getLogger("skerry.learner")
 
 
 def run(words: Sequence[str]) -> int:
@@ -17,6 +22,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--name", default=os.environ.get("SKERRY_NAME"), help="who this is, also after a restart")
     parser.add_argument("--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret")
     parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s; 0.5 is half as fast")
+    parser.add_argument("--pace-file", type=Path, help="while it holds a number, train at that share of the pace")
     parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
     parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
@@ -38,7 +44,12 @@ def run(words: Sequence[str]) -> int:
     config = fetch_config(*parse_address(options.syncer), token)
     if options.data:
         config = configs.resolve(config, None, [("data.path", options.data)])
-    _train(config, name, options)
+    try:
+        _train(config, name, options)
+    except RefusedError as error:
+        if str(error) != CLOSED:
+            raise
+        log.info("%s", error)  # it came too late: nothing is left to do, and nothing is wrong
     if options.json:
         cli.print_json({"learner": name, "run": config.run.name})
     return 0
@@ -63,5 +74,6 @@ def _train(config: configs.Config, name: str, options) -> None:  # type: ignore[
         options.speed,
         options.token_file,
         device,
+        options.pace_file,
         wanted,
     )

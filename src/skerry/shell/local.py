@@ -1,7 +1,8 @@
 """A local run: one syncer and several learners as child processes under one supervisor.
 
 The supervisor starts them, brings back what dies, carries out the kills it was asked for at a fraction of the run, and
-never touches the protocol: it reads the status file and, at the end, the tape. Its children end when it does.
+never touches the protocol: it reads the status file and, at the end, the tape. Its children end when it does. A worse
+disturber (`chaos/run.py`) changes how learners dial and what is done to whom.
 """
 
 from __future__ import annotations
@@ -41,18 +42,24 @@ class Kill:
 
 @dataclass
 class Child:
-    """One child process and its log; `due_at` is when it is to be started again."""
+    """One child process and its log; `due_at` is when it is to be started again.
+
+    `excused_s` is set when it was driven to end by itself: however it does, it is back that long after.
+    """
 
     name: str
     arguments: list[str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
     due_at: float | None = None
+    started_at: float = 0.0  # wall-clock
+    excused_s: float | None = None
     crashes: int = 0
     ended: bool = False
 
     def start(self) -> None:
         self.due_at = None
+        self.started_at = time.time()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -67,6 +74,13 @@ class Child:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def kill(self, away_s: float) -> None:
+        """SIGKILL; it is back after this long."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.due_at = time.monotonic() + away_s
 
     def last_line(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
@@ -85,6 +99,7 @@ class LocalRun:
     news: list[str] = field(default_factory=list)  # what happened to processes, for a person
     syncer: Child | None = None
     learners: list[Child] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)  # of children that nobody had killed
     port: int = 0
 
     def run(self, show: Callable[[], None]) -> None:
@@ -95,7 +110,7 @@ class LocalRun:
             assert self.syncer is not None
             while not self.syncer.ended:
                 self.read_status()
-                self._kill_what_is_due()
+                self.disturb()
                 for child in [self.syncer, *self.learners]:
                     self._tend(child)
                 show()
@@ -125,11 +140,23 @@ class LocalRun:
     def _start_learners(self) -> None:
         for index, speed in enumerate(self.speeds):
             name = f"learner-{index}"
-            address = f"127.0.0.1:{self.port}"
+            address = f"127.0.0.1:{self.port_for(name)}"
             arguments = ["learner", "--syncer", address, "--name", name, "--speed", str(speed)]
+            arguments += ["--pace-file", str(self.pace_file(name))]
             child = Child(name, arguments, self.run_dir / "logs" / f"{name}.log")
             child.start()
             self.learners.append(child)
+
+    def port_for(self, name: str) -> int:
+        """What this learner dials."""
+        return self.port
+
+    def pace_file(self, name: str) -> Path:
+        return self.run_dir / "paces" / name
+
+    def child(self, name: str) -> Child:
+        assert self.syncer is not None
+        return next(child for child in [self.syncer, *self.learners] if child.name == name)
 
     def read_status(self) -> bool:
         try:
@@ -140,22 +167,23 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------ watching
 
-    def _kill_what_is_due(self) -> None:
-        assert self.syncer is not None
+    def disturb(self) -> None:
+        """Called between two looks at the children: the kills that are due."""
         progress = self.status.get("progress", 0.0)
         for kill in self.kills:
             if kill.killed_at is not None or progress < kill.at:
                 continue
-            child = next(c for c in [self.syncer, *self.learners] if c.name == kill.victim)
-            if child.process is None or not child.is_running:
+            child = self.child(kill.victim)
+            if not child.is_running:
                 continue
             kill.killed_at = time.time()
-            child.process.kill()
-            child.process.wait()
-            child.due_at = time.monotonic() + RESTART_S
-            self._tell(f"{child.name} killed (SIGKILL)")
+            child.kill(RESTART_S)
+            self.tell(f"{child.name} killed (SIGKILL)")
 
-    def _tell(self, text: str) -> None:
+    def calm(self) -> None:
+        """Undo what disturbs at present; called before the children are ended, however the run went."""
+
+    def tell(self, text: str) -> None:
         self.news.append(f"{100 * self.status.get('progress', 0.0):3.0f} %  {text}")
 
     def _tend(self, child: Child) -> None:
@@ -163,7 +191,7 @@ class LocalRun:
         if child.due_at is not None:
             if time.monotonic() >= child.due_at:
                 child.start()
-                self._tell(f"{child.name} started again")
+                self.tell(f"{child.name} started again")
             return
         if child.ended or child.is_running:
             return
@@ -171,6 +199,10 @@ class LocalRun:
         code = child.process.returncode
         if code == 0:
             child.ended = True
+        elif child.excused_s is not None:
+            child.due_at = time.monotonic() + child.excused_s
+            child.excused_s = None
+            self.tell(f"{child.name} ended (exit {code}): {child.last_line().removeprefix('skerry: ')}")
         elif code == 2:
             raise RunFailed(_said(child))
         else:
@@ -178,7 +210,8 @@ class LocalRun:
             if child.crashes > CRASHES_MAX:
                 raise RunFailed(f"{child.name} crashed {child.crashes} times: {_said(child)}")
             child.due_at = time.monotonic() + RESTART_S
-            self._tell(f"{child.name} crashed (exit {code}): see {child.log}")
+            self.crashes.append(f"{child.name} crashed (exit {code}): see {child.log}")
+            self.tell(self.crashes[-1])
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + TERM_S
@@ -195,6 +228,7 @@ class LocalRun:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+            self.calm()
             _end(self.learners)
             _end([self.syncer] if self.syncer else [])
 

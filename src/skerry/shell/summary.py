@@ -21,12 +21,14 @@ from skerry.core.facts import (
     Discarded,
     EpochStarted,
     Fact,
+    Injected,
     LifeStarted,
     Paused,
     PhaseChanged,
     Row,
     RunCreated,
     Seen,
+    Witnessed,
 )
 from skerry.core.ledger import MERGED
 from skerry.core.schedule import STEADY
@@ -48,7 +50,9 @@ class Tally:
     discarded: dict[str, int] = field(default_factory=dict)
     commits: list[Committed] = field(default_factory=list)
     lives: list[LifeStarted] = field(default_factory=list)
-    epochs: int = 0
+    witnessed: list[Witnessed] = field(default_factory=list)
+    injected: list[Injected] = field(default_factory=list)
+    epochs: list[EpochStarted] = field(default_factory=list)
     paused_at: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
     training_at: float | None = None
@@ -62,7 +66,7 @@ class Tally:
                 self.fragment_count = len(fact.files)
                 self.parameters = msgspec.json.decode(fact.layout, type=Layout).param_count
             case EpochStarted():
-                self.epochs += 1
+                self.epochs.append(fact)
                 if self.paused_at is not None:
                     self.pauses.append((self.paused_at, fact.at))
                     self.paused_at = None
@@ -71,6 +75,10 @@ class Tally:
                 self._book((), fact.seen)
             case LifeStarted():
                 self.lives.append(fact)
+            case Witnessed():
+                self.witnessed.append(fact)
+            case Injected():
+                self.injected.append(fact)
             case Committed():
                 self.commits.append(fact)
                 self._book(fact.rows, fact.seen)
@@ -145,7 +153,7 @@ def summarise(
         "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.commits)), default=0.0),
         "learner_step_gap_max_s": max(gaps.values(), default=0.0),
         "learner_restarts": len(t.lives) - len({life.learner for life in t.lives}),
-        "syncer_restarts": t.epochs - 1,
+        "syncer_restarts": len(t.epochs) - 1,
         "steps": steps,
         "train_s": _train_s(t),
         "bytes_up": sum(s.bytes_up for s in t.seen.values()),
@@ -165,15 +173,15 @@ def _capacity(
     """Tokens the learners would have made stepping all the time, and those an injected kill took from them."""
     capacity = disturbed = 0.0
     for name in sorted({k[0] for k in t.seen}):
-        rate = _undisturbed_rate(t, name, status, speeds)
+        rate = undisturbed_rate(t, name, status, speeds)
         capacity += rate * _train_s(t)
         for kill in kills:
             if kill.victim == name and kill.killed_at is not None:
-                disturbed += rate * _dead_s(t, name, kill.killed_at)
+                disturbed += rate * max(0.0, back_at(t, name, kill.killed_at) - kill.killed_at)
     return capacity, disturbed
 
 
-def _undisturbed_rate(t: Tally, name: str, status: Mapping[str, Any], speeds: Mapping[str, float]) -> float:
+def undisturbed_rate(t: Tally, name: str, status: Mapping[str, Any], speeds: Mapping[str, float]) -> float:
     """Tokens/s when nothing disturbs: the pace it was set, or what it measured when it runs free."""
     assert t.config is not None
     lives = [s for s in t.seen.values() if s.learner == name and s.step]
@@ -183,19 +191,20 @@ def _undisturbed_rate(t: Tally, name: str, status: Mapping[str, Any], speeds: Ma
     return per_step / step_s if step_s else 0.0
 
 
-def _dead_s(t: Tally, name: str, killed_at: float) -> float:
-    """From the kill until the learner's next process said hello: what it takes after that counts as ours."""
-    back = min((life.at for life in t.lives if life.learner == name and life.at > killed_at), default=None)
-    end = t.closing_at or (t.commits[-1].at if t.commits else killed_at)
-    return max(0.0, min(back if back is not None else end, end) - killed_at)
+def back_at(t: Tally, name: str, killed_at: float) -> float:
+    """When the learner's next process said hello, or the end: what it takes after that counts as ours."""
+    back = min((life.at for life in t.lives if life.learner == name and life.at > killed_at), default=end_of(t))
+    return min(back, end_of(t))
+
+
+def end_of(t: Tally) -> float:
+    """When the budget was spent, or as far as the run got."""
+    return t.closing_at or (t.commits[-1].at if t.commits else t.training_at or 0.0)
 
 
 def _train_s(t: Tally) -> float:
     """From the first step to the end of the budget, the syncer's own absence included."""
-    if t.training_at is None:
-        return 0.0
-    end = t.closing_at or (t.commits[-1].at if t.commits else t.training_at)
-    return _unpaused_s(t, t.training_at, end)
+    return 0.0 if t.training_at is None else _unpaused_s(t, t.training_at, end_of(t))
 
 
 def _unpaused_s(t: Tally, start: float, end: float) -> float:

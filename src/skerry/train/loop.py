@@ -1,13 +1,15 @@
 """The built-in learner: the GPT on the run's text, as a plain loop around `skerry.Learner`.
 
 Learners that share a machine are paced: each step is padded to `step_s / speed`, so that figures on speed, gaps and
-goodput speak of the protocol and not of the machine's scheduler.
+goodput speak of the protocol and not of the machine's scheduler. A pace file slows a learner down while it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from skerry.adapters.torch import Learner
 from skerry.config import Config
@@ -18,17 +20,29 @@ from skerry.train.shapes import shape_of
 
 
 class Pace:
-    """Pads each step to `period_s`; a late step is not made up for by quicker ones."""
+    """Pads each step to `period_s`; a late step is not made up for by quicker ones.
 
-    def __init__(self, period_s: float) -> None:
+    While `file` holds a number, the pace is that share of it.
+    """
+
+    def __init__(self, period_s: float, file: Path | None = None) -> None:
         self.period_s = period_s
-        self._due = time.monotonic() + period_s
+        self.file = file
+        self._began = time.monotonic()
 
     def wait(self) -> None:
         now = time.monotonic()
-        if self.period_s and now < self._due:
-            time.sleep(self._due - now)
-        self._due = max(self._due, now) + self.period_s
+        due = self._began + max(self.period_s, now - self._began) / self.share
+        if now < due:
+            time.sleep(due - now)
+        self._began = max(due, now)
+
+    @property
+    def share(self) -> float:
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # it is not there: full pace
+                return float(self.file.read_text())
+        return 1.0
 
 
 def model_of(config: Config) -> GPT:
@@ -43,6 +57,7 @@ def train(
     speed: float,
     token_file: str | None,
     device: str,
+    pace_file: Path | None,
     wants_on: Callable[[], bool],
 ) -> None:
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
@@ -55,7 +70,7 @@ def train(
             shape_of(config.model).context,
         )  # fmt: skip
         stream.seek(learner.prior_steps)
-        pace = Pace(config.learner.step_s / speed)
+        pace = Pace(config.learner.step_s / speed, pace_file)
         going = learner.is_running
         while going and wants_on():
             inputs, targets = next(stream)

@@ -1,0 +1,1 @@
+"""Tortures. Faults on purpose, in real processes: what they cost, measured."""
