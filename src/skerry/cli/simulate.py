@@ -51,9 +51,12 @@ def run(words: Sequence[str]) -> int:
 
 def _replay(seed: int, tensors: bool, plan: Plan | None) -> Result:
     """One seed, every event told on stderr."""
-    logging.disable(logging.CRITICAL)
     result = Result()
-    result.add(run_seed(seed, tensors, plan, trace=lambda text: print(text, file=sys.stderr)))
+    logging.disable(logging.CRITICAL)
+    try:
+        result.add(run_seed(seed, tensors, plan, trace=lambda text: print(text, file=sys.stderr)))
+    finally:
+        logging.disable(logging.NOTSET)
     return result
 
 
