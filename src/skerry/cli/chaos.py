@@ -20,20 +20,18 @@ from skerry.chaos import plan as plans
 from skerry.chaos import report
 from skerry.chaos.proxy import Proxy
 from skerry.chaos.run import ChaosRun
-from skerry.cli import live, train
+from skerry.cli import chaos_table, live, train
 from skerry.shell.local import LocalRun, RunFailed
 from skerry.shell.syncer import write_json
 from skerry.train.data import Corpus
+from skerry.train.judge import Judge, Local, create
 
 TWIN_S = 30.0
 
 
 def run(words: Sequence[str]) -> int:
     if words[:1] == ["table"]:
-        from skerry.chaos import table
-
-        code: int = table.run(words[1:])
-        return code
+        return chaos_table.run(words[1:])
     options, overrides = cli.parse(parser(), words)
     if options.list:
         return _list(options.json)
@@ -74,7 +72,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
     """Check everything, run the twin, run under faults, report; 1 if anything was violated."""
     plan, config, speeds, run_dir = _checked(options, overrides)
     faults = plans.schedule(plan, config.run.minutes, config.run.learners, config.run.seed)
-    judge = train.Judge(config, Corpus.open(config.data.path, config.data.bytes_max))
+    judge = Judge(config, Corpus.open(config.data.path, config.data.bytes_max))
     cli.check_interrupted()
     if not options.json:
         print(f"{plan.name}: {plan.about}\n{len(faults)} faults in {config.run.minutes:g} minutes on "
@@ -126,12 +124,12 @@ def _twin(
     config: configs.Config,
     speeds: list[float],
     seconds: float,
-    judge: train.Judge,
+    judge: Judge,
     show: Callable[[dict[str, Any]], None],
 ) -> dict[str, float]:
     """A run of the same configuration that nobody disturbs: how fast its learners are."""
     run = msgspec.structs.replace(config.run, minutes=seconds / 60)
-    train.create(run_dir, msgspec.structs.replace(config, run=run), train.Local(speeds), judge)
+    create(run_dir, msgspec.structs.replace(config, run=run), Local(speeds), judge)
     local = LocalRun(run_dir, speeds, [])
     local.run(lambda: show(local.status))
     return report.rates_of(report.read(run_dir)[0])
@@ -142,12 +140,12 @@ def _run(
     config: configs.Config,
     speeds: list[float],
     faults: list[plans.Fault],
-    judge: train.Judge,
+    judge: Judge,
     rates: dict[str, float],
     news: list[str],
     show: live.Show,
 ) -> dict[str, Any]:
-    train.create(run_dir, config, train.Local(speeds), judge)
+    create(run_dir, config, Local(speeds), judge)
     with Proxy(config.run.seed) as proxy:
         local = ChaosRun(run_dir, speeds, [], news=news, faults=faults, proxy=proxy)
         try:
