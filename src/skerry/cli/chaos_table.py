@@ -30,6 +30,7 @@ from skerry.train.shapes import shape_of
 
 SECONDS_MIN, STEPS_MIN = 2.0, 10  # in a window, to make a rate
 
+
 def run(words: Sequence[str]) -> int:
     options, overrides = cli.parse(parser(), words)
     faults, config, out = _checked(options, overrides)

@@ -186,9 +186,7 @@ class SyncerNode:
         p = action.fragment
         held = [self._take(c) for c in action.contributions]
         codec = "fp32" if action.phase == "closing" else self.config.wire.codec_down
-        merged = self.algebra.merge(
-            action, self.fragments[p], self.values[p], held, codec, self.config.merge.threads
-        )
+        merged = self.algebra.merge(action, self.fragments[p], self.values[p], held, codec, self.config.merge.threads)
         self.values[p] = merged.values
         self._keep(p, action.version, Delta(codec, merged.payload, merged.digest))
         state = self.machine.state

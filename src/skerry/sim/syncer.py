@@ -58,7 +58,6 @@ class WatchedNode(SyncerNode):
         if not isinstance(event, Started):
             world.truth.check_syncer(self.syncer)
 
-
     def _look_at(self, c: Contribution) -> None:
         """Held although its round went by and none is open: it was late, and waits for the next."""
         is_held = self.machine.held[c.fragment].get(c.learner) == c
