@@ -90,7 +90,7 @@ class Faults:
         if not self.is_on:
             return
         kind = world.random.choice(world.scenario.kinds)
-        world.trace(f"fault: {kind}")
+        world.tell("fault:", kind)
         world.saw[f"fault: {kind}"] += 1
         if not self._strike_syncer(kind):
             process = world.processes.get(world.random.choice(world.scenario.learners))
@@ -173,7 +173,7 @@ class Faults:
 
     def _carry_out(self, fault: Fault) -> None:
         world = self.world
-        world.trace(f"fault: {fault}")
+        world.tell("fault:", fault)
         world.saw[f"fault: {fault.kind}"] += 1
         if fault.target == "syncer":
             self._on_syncer(fault)

@@ -22,7 +22,7 @@ from skerry.wire.transport import WireEvent
 if TYPE_CHECKING:
     from skerry.sim.world import World
 
-TICK_S = 0.25
+TICK_S = 0.4
 STEP_TOKENS_MAX = 10
 
 
@@ -47,7 +47,7 @@ class WatchedNode(LearnerNode):
         super()._fast_forward(action)
 
     def handle(self, event: LearnerEvent) -> None:
-        self.watcher.world.trace(f"{self.process} > {event}")
+        self.watcher.world.tell(self.process, ">", event)
         if not isinstance(event, Ticked):
             self.watcher.world.events += 1
         super().handle(event)

@@ -84,8 +84,7 @@ def run_seed(
     """One world from beginning to end; a broken invariant, or any crash of the product, is its outcome."""
     scenario, faults = under(plan, seed) if plan is not None else (draw(seed), [])
     world = World(seed, tensors=tensors, scenario=scenario, plan=faults)
-    if trace is not None:
-        world.trace = lambda text: trace(f"{world.now:9.3f}  {text}")
+    world.trace = trace
     failure = ""
     try:
         world.run()

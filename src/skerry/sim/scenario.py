@@ -47,6 +47,7 @@ class Scenario:
     kinds: tuple[str, ...]
     fault_every_s: float
     fault_s: float
+    gone: str = ""  # a learner that does not come back when everything else does
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -58,10 +59,12 @@ def draw(seed: int) -> Scenario:
     names = ["a", "b", "c", "d", "e"][: r.choice([1, 2, 3, 3, 4, 5])]
     base_step_s = r.choice([0.3, 0.6, 0.6])
     step_s = {name: base_step_s * r.choice([1.0, 1.0, 1.1, 1.5, 3.0]) for name in names}
-    fault_s = r.choice([0.0, 4.0, 8.0, 8.0])
+    fault_s = r.choice([0.0, 4.0, 6.0, 8.0])
     kinds = tuple(kind for kind in KINDS if r.random() < r.choice([0.2, 0.5]))
+    config = _config(r, step_s, fault_s + r.choice([2.0, 4.0, 6.0]))
+    may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
-        _config(r, step_s, fault_s + r.choice([2.0, 5.0, 8.0])),
+        config,
         step_s,
         delay_s=r.choice([0.005, 0.05, 0.3]),
         bulk_s=r.choice([0.02, 0.2, 1.0]),
@@ -70,6 +73,7 @@ def draw(seed: int) -> Scenario:
         kinds=kinds,
         fault_every_s=r.choice([0.5, 1.0, 2.0]),
         fault_s=fault_s if kinds else 0.0,
+        gone=r.choice(names) if may_go and r.random() < 0.1 else "",
     )
 
 

@@ -20,7 +20,7 @@ from skerry.wire.transport import WireEvent
 if TYPE_CHECKING:
     from skerry.sim.world import World
 
-TICK_S = 0.2
+TICK_S = 0.3
 ROOT = Path("/run")
 
 
@@ -48,7 +48,7 @@ class WatchedNode(SyncerNode):
         world = self.syncer.world
         if not isinstance(event, Ticked):
             world.events += 1
-        world.trace(f"syncer > {event}")
+        world.tell("syncer >", event)
         before = dict(self.machine.refused)
         super().handle(event, now)
         if isinstance(event, Arrived):
@@ -120,6 +120,6 @@ class SyncerProcess:
         except Crash:
             self.world.syncer_died(self)
         except StoreError as error:
-            self.world.trace(f"syncer stops: {error}")
+            self.world.tell("syncer stops:", error)
             self.world.saw["stopped by a disk error"] += 1
             self.world.syncer_died(self)

@@ -135,14 +135,14 @@ class Truth:
         machine = syncer.node.machine
         machine.state.ledger.check()
         for p, fragment in enumerate(machine.state.fragments):
-            need(fragment.version <= self.versions[p], "I4 acked is durable", f"{p}.{fragment.version}")
+            need(fragment.version <= self.versions[p], "I4 acked is durable", fragment)
             for learner, c in machine.held[p].items():
                 settled = machine.state.ledger.settled(learner, c.life, p)
                 is_new = c.from_step >= settled.step and c.seq > settled.seq
-                need(is_new, "I1 exactly once", f"held and settled: {c} {settled}")
+                need(is_new, "I1 exactly once", ("held and settled", c, settled))
         held = {(learner, p, c.seq) for p, held in enumerate(machine.held) for learner, c in held.items()}
         payloads = {(learner, p, seq) for (learner, p), (seq, _) in syncer.node.payloads.items()}
-        need(held == payloads, "I16", f"what is held and its bytes differ: {held ^ payloads}")
+        need(held == payloads, "I16 rejected input changes nothing", ("held, and its bytes", held, payloads))
 
     def began(self, syncer: SyncerProcess) -> None:
         """A new syncer process serves the run: it knows all that was promised, and nothing else."""
@@ -169,12 +169,12 @@ class Truth:
         for p, position in enumerate(machine.positions):
             version, mark = process.low[p]
             goes_on = position.base_version >= version and position.mark_step >= mark
-            need(goes_on, "I14 no going back", f"fragment {p}: {(version, mark)} {position}")
+            need(goes_on, "I14 no going back", (p, version, mark, position))
             process.low[p] = (position.base_version, position.mark_step)
             if position.base_version > FULL:
                 base = node.bases[p]
                 right = self.published.get((p, position.base_version)) == self.world.algebra.digest(base)
-                need(right, "I3 one line of versions", f"{process.name} holds other values as {p}.{version}")
+                need(right, "I3 one line of versions", (process.name, "holds other values", p, position))
                 self.seen[p] = max(self.seen[p], position.base_version)
         if self.world.is_exact and not process.is_dropping:
             for p in range(len(machine.positions)):
@@ -207,4 +207,4 @@ class Truth:
             held += waiting.increment  # type: ignore[assignment]
         residual: int = node.residuals[p] or 0  # type: ignore[assignment]
         done = process.done[p][-1] - process.given_up[p]
-        need(held + residual + process.taken_out[p] == done, "no work lost or doubled", f"{process.name} on {p}")
+        need(held + residual + process.taken_out[p] == done, "no work lost or doubled", (process.name, p))

@@ -60,7 +60,7 @@ class World:
         self.now = 0.0
         self.events = 0
         self.saw: Counter[str] = Counter()
-        self.trace: Callable[[str], None] = lambda text: None
+        self.trace: Callable[[str], None] | None = None  # where every event is told, if anywhere
         self.healed_at = 0.0
         self.wall_ahead_s = 0.0
         self.disk = CrashFiles(seed)
@@ -94,6 +94,10 @@ class World:
         self._start_syncer()
         for name in self.scenario.learners:
             self.at(self.random.uniform(0, 1), lambda name=name: self.boot(name))  # type: ignore[misc]
+
+    def tell(self, *words: object) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.now:9.3f}  {' '.join(map(str, words))}")
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -201,11 +205,15 @@ class World:
             self.syncer.paused_until = 0.0
         for process in [*self.processes.values(), *self._older]:
             process.paused_until, process.wants_to_leave = 0.0, False
+            if process.name == self.scenario.gone:
+                process.end()
         self.at(4.0, self._supervise)
 
     def _supervise(self) -> None:
         """Somebody lives under every name: an older process that took it back, or a new one."""
         for name, process in list(self.processes.items()):
+            if name == self.scenario.gone:
+                continue
             alive = [older for older in self._older if older.name == name and not older.is_dead]
             if process.is_dead and alive:
                 self.processes[name] = alive[-1]
