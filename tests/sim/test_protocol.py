@@ -403,7 +403,7 @@ BUGS = {
     let_old_lives_in: 203,
     ignore_quorum: 1,
     bury_the_held: 203,
-    never_heal: 19,
+    never_heal: 96,
     ask_once: 36,
     lose_momentum: 2,
     send_the_master: 12,
@@ -413,7 +413,7 @@ BUGS = {
     fold_too_early: 12,
     collect_too_much: 0,
     ignore_the_lock: 17,
-    retry_sync: 288,
+    retry_sync: 857,
     merge_unknown_fate: 2,
 }
 MORE_SEEDS = 40  # tried where the product has changed so much that the known seed takes another course
