@@ -293,6 +293,11 @@ class SyncerMachine:
         oldest = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q), default=None)
         return p == (oldest if oldest is not None else min((q for q, held in enumerate(self.held) if held), default=p))
 
+    def _is_full(self) -> bool:
+        """There may be no room for one more, whatever its fragment."""
+        more = max(self._payload_bytes.values(), default=0)
+        return sum(self.held_bytes.values()) + more > self.config.wire.held_bytes_max
+
     def _hold(self, member: Member, c: Contribution, payload_bytes: int) -> None:
         self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
         self.held[c.fragment][c.learner] = c
@@ -545,9 +550,10 @@ class SyncerMachine:
     def _close_out(self, p: int, share: float) -> None:
         """Merge a fragment's last contributions once everyone who has work on it is in, or the time is over.
 
-        One that stands in the way of its learner's very last does not wait for learners that are away. It does wait
-        for those present: merged one by one, each would move the model by its whole drift instead of its share. But
-        for half of the time only (`share` of it is over): one that hangs must not cost the others their last work.
+        One that stands in the way of its learner's very last, or of others where there is no room for more, does not
+        wait for learners that are away. It does wait for those present: merged one by one, each would move the model
+        by its whole drift instead of its share. But for half of the time only (`share` of it is over): one that hangs
+        must not cost the others their last work.
         """
         for member in self._connected():
             if member.is_stopped and self._may_pull(member, p):
@@ -558,7 +564,7 @@ class SyncerMachine:
                     self._record(Discarded(tuple(rest), (), self.elapsed_s, 0.0))
         awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
         in_the_way = any(not self._is_last(c) for c in self.held[p].values())
-        if in_the_way:
+        if in_the_way or self._is_full():
             awaited = [m for m in awaited if m.connected and share < 0.5]
         if self.held[p] and (share > 1 or not awaited):
             self._merge(p, self._round(), "the last work", 1, len(self.held[p]))

@@ -58,12 +58,8 @@ class CrashFiles:
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         data = b"".join(bytes(part) for part in parts)
         error = self._operation("write", name)
-        if name not in self.cache:
-            self._set_name(name, Inode())
-        inode = self.cache[name]
-        inode.cache = b""
-        inode.pending.append((0, None))
-        self._add(inode, data, error)
+        self._set_name(name, Inode())
+        self._add(self.cache[name], data, error)
 
     def append(self, name: str, data: Buffer) -> None:
         error = self._operation("append", name)

@@ -52,6 +52,7 @@ class Link:
         self.client, self.server = End(client, "up"), End(server, "down")
         self.client.other, self.server.other = self.server, self.client
         self.transfers = itertools.count(1)
+        self.is_greeted = False  # on a real connection nothing overtakes the hello
         for end in (self.client, self.server):
             end.link = self
             end.endpoint.ends[end.peer] = end
@@ -70,9 +71,10 @@ class Link:
         copies = 1
         if world.faults.is_on and not isinstance(message, ONCE):
             copies = (world.random.random() >= weather.loss) + (world.random.random() < weather.duplicates)
+        is_first = isinstance(message, Hello)
         for _ in range(copies):
             wait_s = least_s + min(8 * mean_s, world.random.expovariate(1 / mean_s))
-            world.at(wait_s, lambda: self._arrive(sender.other, is_bulk, data))
+            world.at(wait_s, lambda: self._arrive(sender.other, is_bulk, data, is_first))
         if tag is not None:
             sent = Sent(sender.peer, tag)
             world.at(world.random.uniform(0, mean_s), lambda: self._tell(sender, sent))
@@ -83,14 +85,16 @@ class Link:
         parts = frames.encode_bulk(next(self.transfers), message, frames.flat(payload))
         return b"".join(bytes(buffer) for part in parts for buffer in part)
 
-    def _arrive(self, end: End, is_bulk: bool, data: bytes) -> None:
+    def _arrive(self, end: End, is_bulk: bool, data: bytes, is_first: bool) -> None:
         if not end.up or end.deaf or end.endpoint.process.is_dead:
             return
         world = self.world
         is_paused = end.endpoint.process.paused_until > world.now
-        if is_paused or world.faults.blocked_s(self.learner, end.other.direction) > 0:
-            world.at(0.5, lambda: self._arrive(end, is_bulk, data))
+        is_early = end is self.server and not (is_first or self.is_greeted)
+        if is_paused or is_early or world.faults.blocked_s(self.learner, end.other.direction) > 0:
+            world.at(0.5, lambda: self._arrive(end, is_bulk, data, is_first))
             return
+        self.is_greeted = True
         data, breaks_off = world.faults.spoil(self.learner, data)
         try:
             for item in end.parsers[is_bulk].feed(data):

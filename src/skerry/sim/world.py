@@ -251,10 +251,11 @@ class World:
         """The budget is used up, everything settles, everyone goes home."""
         is_closed = self.run_until(self.now + CLOSE_S_MAX, lambda: self._phase() == "closed")
         need(is_closed, "L7", f"the run does not close: {self}")
-        self.run_until(self.now + 4.0)
+        self.run_until(self.now + 8.0)
         assert self.syncer is not None
         totals = self.syncer.node.machine.state.ledger.totals()
         need(totals.pending == 0 and totals.balance == 0, "I2 conservation", totals)
         for process in self.processes.values():
-            is_told = process.is_dead or process.node.machine is None
+            machine = process.node.machine
+            is_told = process.is_dead or machine is None or not machine.linked
             need(is_told, "L7", f"{process.node.machine} was not told of the end")

@@ -31,7 +31,7 @@ class FileSystem(Protocol):
     """Names are relative, with `/`; `""` is the root directory itself."""
 
     def read(self, name: str) -> bytes: ...
-    def write(self, name: str, parts: Sequence[Buffer]) -> None: ...  # creates, or replaces the contents
+    def write(self, name: str, parts: Sequence[Buffer]) -> None: ...  # a new file, in place of one of this name
     def append(self, name: str, data: Buffer) -> None: ...
     def sync(self, name: str) -> None: ...
     def rename(self, source: str, target: str) -> None: ...
@@ -67,9 +67,13 @@ class DiskFiles:
             return file.read(os.fstat(file.fileno()).st_size)
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        # Never the old file cut to nothing: after a rename that a failing disk kept by half, its contents may stand
+        # under another name as well.
         self._forget(name)
         with _naming(name):
-            fd = self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._root_fd)
+            fd = self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             for part in parts:
                 _write_all(fd, flat(part))
 
