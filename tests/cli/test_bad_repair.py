@@ -81,3 +81,39 @@ def test_a_repair_that_waits_says_for_what_and_can_be_given_up(tmp_path, run_dir
     assert "to give up, stop this and start it with --repair previous" in syncer.said
     assert json.loads(syncer.out.read_text()) == {"error": "interrupted"}
     assert tape_of(run_dir) == tape
+
+
+def test_resuming_over_a_missing_file_says_the_same(capsys, run_dir):
+    assert refused(capsys, "train", "--resume", run_dir).startswith("fragment 1 version 2: ")
+
+
+@pytest.mark.parametrize("words", [("syncer", "--port", "0", "--run"), ("train", "--resume"), ("replay",)])
+@pytest.mark.parametrize("left", [0.0, 0.5])
+def test_a_tape_that_was_cut_off_is_never_gone_on_with(capsys, tmp_path, words, left):
+    """What the syncer last said of the run shows it; else a new run would begin over the old one."""
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 4)
+    (pair.root / "status.json").write_text(json.dumps({"merges": sum(pair.versions), "phase": "steady"}))
+    segment = pair.root / "tape" / "000001.seg"
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[: round(left * len(whole))])
+    cut = segment.read_bytes()
+    line = refused(capsys, *words, pair.root)
+    if words[0] != "train" or left:
+        assert "truncated: the tape ends" in line and f"status.json says {sum(pair.versions)}" in line
+    assert segment.read_bytes() == cut, "it is as it was"
+
+
+def test_resuming_a_run_that_is_in_use_names_who_uses_it(capsys, tmp_path):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        assert "is in use by process" in refused(capsys, "train", "--resume", pair.root)
+
+
+def test_the_model_of_a_damaged_recorded_run_can_be_had_from_its_record(capsys, tmp_path):
+    with Pair(tmp_path / "run", config_of(store={"record": "full"})) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+    newest_file(pair.root).unlink()
+    line = refused(capsys, "export", pair.root)
+    assert line.endswith(f"or make it from the record: skerry replay {pair.root} --out FILE")

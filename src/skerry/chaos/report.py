@@ -84,8 +84,8 @@ def report(
         ),
         "merged_share": _ratio(merged, numbers["tokens_produced"]),
         "recovery_s": recoveries(t),
-        "syncer_restart_to_merge_s": max(_syncer_recoveries(t, ("kill", "disk_full")), default=0.0),
-        "syncer_epoch_to_merge_s": max(_epoch_recoveries(t), default=0.0),
+        "syncer_restart_to_merge_s": max(_syncer_recoveries(t, ("kill", "disk_full")), default=None),
+        "syncer_epoch_to_merge_s": max(_epoch_recoveries(t), default=None),
         "ledger_balance": numbers["ledger"]["balance"],
         "twin_of_pace": _twin_of_pace(t, rates, speeds),
         "step_gap_s_max": {name: one["step_gap_s_max"] for name, one in numbers["learners"].items()},
@@ -180,7 +180,7 @@ def _contributors(c: Committed) -> set[str]:
 # ---------------------------------------------------------------------------------------------- recovery
 
 
-def recoveries(t: Tally) -> dict[str, dict[str, float]]:
+def recoveries(t: Tally) -> dict[str, dict[str, float | None]]:
     """How long until a fault was noticed (from its beginning), and until all was well again (from its end)."""
     stages: dict[str, list[float]] = {"detected": [], "stepping": [], "merged": _syncer_recoveries(t, SYNCER_AWAY)}
     for fault in t.injected:
@@ -275,8 +275,8 @@ def _touches(spans: Iterable[Span], start: float, end: float) -> bool:
     return any(start <= b and a <= end for a, b in spans)
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[math.ceil(share * len(values)) - 1] if values else 0.0
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else None
 
 
 def _ratio(part: float, whole: float) -> float:

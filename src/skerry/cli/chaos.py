@@ -182,8 +182,10 @@ def print_report(r: dict[str, Any]) -> None:
     """The short end of a run under faults; violations in red."""
     faults = ", ".join(f"{count} {kind}" for kind, count in r["faults"].items()) or "none"
     recovery = "; ".join(
-        f"{stage} {at['p50']:.1f} / {at['p99']:.1f} s ({at['n']})" for stage, at in r["recovery_s"].items()
+        f"{stage} {at['p50']:.1f} / {at['p99']:.1f} s ({at['n']})" for stage, at in r["recovery_s"].items() if at["n"]
     )
+    back_s = r["syncer_restart_to_merge_s"]
+    back = f" (first merge after at most {back_s:.1f} s)" if back_s is not None else ""
     discarded = ", ".join(f"{n:,.0f} {why}" for why, n in r["tokens_discarded"].items()) or "none"
     merged = f"{r['tokens_merged']:,.0f} of {r['tokens_produced']:,.0f} produced ({r['merged_share']:.1%})"
     rows = [
@@ -192,9 +194,8 @@ def print_report(r: dict[str, Any]) -> None:
         ("learners", f"live {r['live']:.1%} of the time; of the live ones {r['participation']:.1%} in each merge"),
         ("tokens merged", f"{merged}; discarded: {discarded}; balance {r['ledger_balance']}"),
         ("merges", f"{r['merges']:,}, longest gap {r['merge_gap_max_s']:.1f} s"),
-        ("recovery p50 / p99", recovery),
-        ("restarts", f"{r['learner_restarts']} learner, {r['syncer_restarts']} syncer (first merge after at most "
-                     f"{r['syncer_restart_to_merge_s']:.1f} s)"),
+        ("recovery p50 / p99", recovery or "nothing had to recover"),
+        ("restarts", f"{r['learner_restarts']} learner, {r['syncer_restarts']} syncer{back}"),
         ("held-out loss", f"{r['val_loss_start']:.3f} → {r['val_loss_end']:.3f} nats/byte"),
         ("run", r["run_dir"]),
     ]  # fmt: skip

@@ -9,9 +9,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from skerry import cli
+from skerry import config as configs
 from skerry.core.state import RunState
 from skerry.node import model
-from skerry.store.store import Store
+from skerry.store.store import FileDamaged, Store
 
 
 def run(words: Sequence[str]) -> int:
@@ -27,7 +28,12 @@ def run(words: Sequence[str]) -> int:
         if not store.records:
             raise cli.Refusal(f"{options.run}: holds no run: check the path")
         state = model.state_of(store)
-        digest = export(store, state, out)
+        try:
+            digest = export(store, state, out)
+        except FileDamaged as error:
+            is_recorded = configs.decode(state.created.config).store.record == "full"
+            hint = f", or make it from the record: skerry replay {options.run} --out FILE" if is_recorded else ""
+            raise cli.Refusal(f"{error}{hint}") from None
     record = {
         "model_path": str(out),
         "model_sha256": digest,

@@ -18,10 +18,11 @@ import numpy.typing as npt
 from skerry import algo, cli
 from skerry import config as configs
 from skerry.algo import fragments
-from skerry.node import model, repair
+from skerry.node import model, repair, replay
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.syncer import SyncerShell
+from skerry.store.files import check_unused
 from skerry.store.store import FileDamaged, Store
 from skerry.train.shapes import shape_of
 from skerry.wire.frames import ProtocolError
@@ -105,6 +106,7 @@ def _no_payload(message: object) -> int:
 def open_run(root: Path, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> Store:
     """The run in this directory, created if it holds none; bad input is refused before anything is written."""
     first = None if os.path.isdir(root / "tape") else _first(genesis, options, overrides)
+    _check_whole(root)
     store = Store.open(root)
     try:
         if store.records:
@@ -116,6 +118,17 @@ def open_run(root: Path, genesis: Path | None, options: object, overrides: list[
         raise
     store.close()
     return Store.open(root)
+
+
+def _check_whole(root: Path) -> None:
+    """A tape that was cut off is not gone on with, and not even opened for writing, which would cut it clean."""
+    if not os.path.isdir(root / "tape"):
+        return
+    check_unused(root)
+    with Store.open(root, readonly=True) as store:
+        cut = replay.cut_off(root, model.state_of(store).merges if store.records else 0)
+    if cut:
+        raise cli.Refusal(f"{root}/tape: {cut}")
 
 
 def _check_resume(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:

@@ -16,10 +16,11 @@ from skerry import algo, cli
 from skerry import config as configs
 from skerry.cli import live
 from skerry.cli.export import export
-from skerry.node import model, repair
+from skerry.node import model, repair, replay
 from skerry.shell import summary
 from skerry.shell.local import Kill, LocalRun, RunFailed
 from skerry.shell.syncer import write_json
+from skerry.store.files import check_unused
 from skerry.store.store import Store
 from skerry.train.data import Corpus
 from skerry.train.judge import Judge, Local, create
@@ -65,7 +66,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     else:
         config = config_of(options, overrides)
         local = Local(speeds_of(options.speeds, config.run.learners))
-        run_dir = fresh_dir(options.out, config.run.name)
+        run_dir = fresh_dir(options.out, config.run.name, resumable=True)
     kills = _kills(options, len(local.speeds))
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
     judge = Judge(config, corpus)
@@ -173,12 +174,13 @@ def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
     return kills
 
 
-def fresh_dir(out: Path | None, name: str) -> Path:
+def fresh_dir(out: Path | None, name: str, resumable: bool = False) -> Path:
     if out is None:
         return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise cli.Refusal(f"--out {out}: is there already and not an empty folder; choose another, or --resume it")
+            or_resume = ", or --resume it" if resumable else ""
+            raise cli.Refusal(f"--out {out}: is there already and not an empty folder; choose another{or_resume}")
     except OSError as error:
         raise cli.Refusal(f"--out {out}: {error.strerror}; choose another") from None
     return out
@@ -188,6 +190,8 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     run_dir: Path = options.resume
     if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
         raise cli.Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
+    if (run_dir / "tape").is_dir():
+        check_unused(run_dir)
     fixed = (
         "learners", "speeds", "step_s", "data", "model", "steps", "tokens", "minutes",
         "record", "seed", "out", "config",
@@ -202,6 +206,8 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
         state = model.state_of(store)
         if state.phase == "closed":
             raise cli.Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
+        if cut := replay.cut_off(run_dir, state.merges):
+            raise cli.Refusal(f"--resume {run_dir}: {cut}")
         if damage := repair.damaged(store, state):
             raise cli.Refusal(repair.explain(store.root, damage))
     config = configs.decode(state.created.config)

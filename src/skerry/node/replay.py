@@ -103,7 +103,7 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
         if isinstance(fact, Committed):
             show(report.merges, max(report.merges, known.merges if known else 0))
     if record is None:
-        raise ReplayError(f"{store.root}: holds no run: check the path")
+        raise ReplayError(f"{store.root}: {cut_off(store.root, 0) or 'holds no run: check the path'}")
     _check_end(store, record, report, audit.state, expected)
     report.checks, report.record = audit.checks, walk.record
     if report.identical and walk.is_full:
@@ -137,6 +137,16 @@ def _known(store: Store) -> RunState | None:
     except msgspec.DecodeError:
         return None
     return None if audit.violations else audit.state
+
+
+def cut_off(root: Path, merges: int) -> str:
+    """Why a tape with this many merges cannot be all of it, by what was last said of the run; empty if it can."""
+    for name, said in _last_words(root):
+        if said["merges"] > merges:
+            return (
+                f"truncated: the tape ends with {merges} merges, {name} says {said['merges']}: restore it from a copy"
+            )
+    return ""
 
 
 def _last_words(root: Path) -> list[tuple[str, dict[str, Any]]]:
