@@ -167,7 +167,7 @@ def test_damage_is_named_at_its_first_bad_record(refused, run_dir):
     assert "tape/000001.seg is damaged from record " in refused(run_dir)
     segment.write_bytes(whole[:middle])
     (run_dir / "summary.json").write_text('{"merges": 10000}')
-    assert "truncated: the tape ends here with " in refused(run_dir)
+    assert "truncated: the tape ends with " in refused(run_dir)
     segment.write_bytes(whole[:8] + b"\x07" + whole[9:])
     assert "tape/000001.seg has format 7" in refused(run_dir)
     segment.write_bytes(whole)

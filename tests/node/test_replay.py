@@ -373,7 +373,7 @@ def test_a_tape_cut_at_its_end_is_told_by_what_was_last_said_of_the_run(copy, sa
     end, left = records_of(copy)[-1], len(commits_of(copy))
     with pytest.raises(TapeDamaged) as caught:
         replayed(copy)
-    assert f"{named(end)}truncated: the tape ends here with {left} merges, {said} says {merges}" in str(caught.value)
+    assert f"{named(end)}truncated: the tape ends with {left} merges, {said} says {merges}" in str(caught.value)
 
 
 def test_a_lost_end_of_the_run_is_told_too(copy):

@@ -39,13 +39,13 @@ class Parallel(DistributedDataParallel):
         return cast(nn.Module, self.module.tok_emb)
 
 
-def train(config: configs.Config, rank: int, world: int, speed: float, log: Path) -> None:
+def train(config: configs.Config, rank: int, world: int, log: Path) -> None:
     """Step until ended from outside, or until the process group fails."""
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
     stream = Stream(corpus, rank, world, config.run.seed, config.data.batch, shape_of(config.model).context)
     model = Parallel(model_of(config))
     inner = Inner(cast(GPT, model), config.learner.lr, config.learner.weight_decay)
-    pace = Pace(config.learner.step_s / speed)
+    pace = Pace(config.learner.step_s)
 
     def slow_down(*_: Any) -> None:
         nonlocal pace
@@ -67,13 +67,12 @@ def main() -> None:
     parser.add_argument("--init", required=True, help="where the ranks meet: tcp://host:port or file:///path")
     parser.add_argument("--config", type=Path, required=True, help="the configuration, JSON")
     parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s")
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     options = parser.parse_args()
     cli.end_with(options.parent)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", options.init, rank=options.rank, world_size=options.world)
-    train(configs.decode(options.config.read_bytes()), options.rank, options.world, options.speed, options.log)
+    train(configs.decode(options.config.read_bytes()), options.rank, options.world, options.log)
 
 
 if __name__ == "__main__":

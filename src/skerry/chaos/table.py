@@ -23,7 +23,7 @@ from skerry.chaos.plan import Fault
 from skerry.chaos.proxy import Proxy
 from skerry.chaos.run import ChaosRun
 from skerry.shell.local import RunFailed
-from skerry.train.judge import Judge, Local, create
+from skerry.train.judge import Judge, create
 
 WARM_S = 2.0  # from the first step of the last learner to the undisturbed window
 SPARE_S = 4.0  # in a run, for learners that come up later than the first
@@ -58,7 +58,7 @@ class Resilience:
         speeds = [1.0] * self.config.run.learners
         delay_s = _delay_s() if fault == ddp.WAN else 0.0
         faults = faults_of(fault, len(speeds), WARM_S + self.seconds, self.seconds, delay_s)
-        create(run_dir, self.config, Local(speeds), self.judge)
+        create(run_dir, self.config, speeds, self.judge)
         with Proxy(self.config.run.seed) as proxy:
             watched = Watched(run_dir, speeds, [], faults=list(faults), proxy=proxy)
             watched.run(lambda: self.show(f"Skerry, {fault}: {watched.doing(self.seconds)}"))

@@ -24,7 +24,7 @@ from skerry.cli import chaos_table, live, train
 from skerry.shell.local import LocalRun, RunFailed
 from skerry.shell.syncer import write_json
 from skerry.train.data import Corpus
-from skerry.train.judge import Judge, Local, create
+from skerry.train.judge import Judge, create
 
 TWIN_S = 30.0
 
@@ -129,7 +129,7 @@ def _twin(
 ) -> dict[str, float]:
     """A run of the same configuration that nobody disturbs: how fast its learners are."""
     run = msgspec.structs.replace(config.run, minutes=seconds / 60)
-    create(run_dir, msgspec.structs.replace(config, run=run), Local(speeds), judge)
+    create(run_dir, msgspec.structs.replace(config, run=run), speeds, judge)
     local = LocalRun(run_dir, speeds, [])
     local.run(lambda: show(local.status))
     return report.rates_of(report.read(run_dir)[0])
@@ -145,7 +145,7 @@ def _run(
     news: list[str],
     show: live.Show,
 ) -> dict[str, Any]:
-    create(run_dir, config, Local(speeds), judge)
+    create(run_dir, config, speeds, judge)
     with Proxy(config.run.seed) as proxy:
         local = ChaosRun(run_dir, speeds, [], news=news, faults=faults, proxy=proxy)
         try:

@@ -18,12 +18,12 @@ from skerry.cli import live
 from skerry.cli.export import export
 from skerry.node import model, repair, replay
 from skerry.shell import summary
-from skerry.shell.local import Kill, LocalRun, RunFailed
+from skerry.shell.local import LOCAL, Kill, Local, LocalRun, RunFailed
 from skerry.shell.syncer import write_json
 from skerry.store.files import check_unused
 from skerry.store.store import Store
 from skerry.train.data import Corpus
-from skerry.train.judge import Judge, Local, create
+from skerry.train.judge import Judge, create
 from skerry.train.shapes import shape_of
 
 MINUTES = 2.0  # when no budget is given
@@ -62,22 +62,22 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
 def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: str = "") -> int:
     """Check, create or resume, run, sum up; `story` opens what is said to a person once nothing is refused."""
     if options.resume is not None:
-        run_dir, config, local = _resumed(options, overrides)
+        run_dir, config, speeds = _resumed(options, overrides)
     else:
         config = config_of(options, overrides)
-        local = Local(speeds_of(options.speeds, config.run.learners))
+        speeds = speeds_of(options.speeds, config.run.learners)
         run_dir = fresh_dir(options.out, config.run.name, resumable=True)
-    kills = _kills(options, len(local.speeds))
+    kills = _kills(options, len(speeds))
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
     judge = Judge(config, corpus)
     cli.check_interrupted()
     if not options.json:
-        _announce(story, config, local, judge, run_dir)
+        _announce(story, config, speeds, judge, run_dir)
     algo.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
-        create(run_dir, config, local, judge)
+        create(run_dir, config, speeds, judge)
     val_loss_start = judge.loss_at_first(run_dir)
-    local_run = LocalRun(run_dir, local.speeds, kills)
+    local_run = LocalRun(run_dir, speeds, kills)
     try:
         with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:
             local_run.run(lambda: show(local_run.status, local_run.news))
@@ -88,7 +88,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
         if options.json:
             cli.print_json({"error": "interrupted", "run_dir": str(run_dir)})
         return 130
-    result = _finish(run_dir, local, local_run, judge, val_loss_start)
+    result = _finish(run_dir, local_run, judge, val_loss_start)
     if options.json:
         cli.print_json(result)
     else:
@@ -96,8 +96,8 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     return 0
 
 
-def _finish(run_dir: Path, local: Local, done: LocalRun, judge: Judge, val_loss_start: float) -> dict[str, Any]:
-    speeds = {f"learner-{i}": speed for i, speed in enumerate(local.speeds)}
+def _finish(run_dir: Path, done: LocalRun, judge: Judge, val_loss_start: float) -> dict[str, Any]:
+    speeds = {f"learner-{i}": speed for i, speed in enumerate(done.speeds)}
     with Store.open(run_dir, readonly=True) as store:
         path = run_dir / "model.safetensors"
         digest = export(store, model.state_of(store), path)
@@ -186,7 +186,7 @@ def fresh_dir(out: Path | None, name: str, resumable: bool = False) -> Path:
     return out
 
 
-def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> tuple[Path, configs.Config, Local]:
+def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> tuple[Path, configs.Config, list[float]]:
     run_dir: Path = options.resume
     if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
         raise cli.Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
@@ -212,18 +212,18 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
             raise cli.Refusal(repair.explain(store.root, damage))
     config = configs.decode(state.created.config)
     try:
-        speeds = msgspec.json.decode((run_dir / "local.json").read_bytes(), type=Local).speeds
+        speeds = msgspec.json.decode((run_dir / LOCAL).read_bytes(), type=Local).speeds
     except (OSError, msgspec.DecodeError):
         speeds = []
-    return run_dir, config, Local(speeds or [1.0] * config.run.learners)
+    return run_dir, config, speeds or [1.0] * config.run.learners
 
 
-def _announce(story: str, config: configs.Config, local: Local, judge: Judge, run_dir: Path) -> None:
-    speeds = ", ".join(f"{speed:g}" for speed in local.speeds)
+def _announce(story: str, config: configs.Config, speeds: Sequence[float], judge: Judge, run_dir: Path) -> None:
+    paces = ", ".join(f"{speed:g}" for speed in speeds)
     if story:
         print(story, file=sys.stderr)
     print(
-        f"{judge.parameter_count:,} parameters, {config.data.path}; {len(local.speeds)} learners at speeds {speeds}; "
+        f"{judge.parameter_count:,} parameters, {config.data.path}; {len(speeds)} learners at speeds {paces}; "
         f"P={judge.fragment_count} H={config.sync.sync_every} K={config.sync.quorum} "
         f"{config.merge.rule} {config.outer.rule}({config.outer.lr}, {config.outer.momentum}) "
         f"{config.wire.codec_up} up {config.wire.codec_down} down\nrun directory: {run_dir}",

@@ -287,16 +287,13 @@ class SyncerMachine:
 
     def _has_room(self, p: int) -> bool:
         """Within `held_bytes_max`; one fragment is let in beyond it, else full rounds wait for each other for ever."""
-        held_bytes = sum(self.held_bytes.values()) + self._payload_bytes.get(p, 0)
-        if held_bytes <= self.config.wire.held_bytes_max:
+        if self._fits(self._payload_bytes.get(p, 0)):
             return True
         oldest = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q), default=None)
         return p == (oldest if oldest is not None else min((q for q, held in enumerate(self.held) if held), default=p))
 
-    def _is_full(self) -> bool:
-        """There may be no room for one more, whatever its fragment."""
-        more = max(self._payload_bytes.values(), default=0)
-        return sum(self.held_bytes.values()) + more > self.config.wire.held_bytes_max
+    def _fits(self, payload_bytes: int) -> bool:
+        return sum(self.held_bytes.values()) + payload_bytes <= self.config.wire.held_bytes_max
 
     def _hold(self, member: Member, c: Contribution, payload_bytes: int) -> None:
         self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
@@ -564,7 +561,7 @@ class SyncerMachine:
                     self._record(Discarded(tuple(rest), (), self.elapsed_s, 0.0))
         awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
         in_the_way = any(not self._is_last(c) for c in self.held[p].values())
-        if in_the_way or self._is_full():
+        if in_the_way or not self._fits(max(self._payload_bytes.values(), default=0)):
             awaited = [m for m in awaited if m.connected and share < 0.5]
         if self.held[p] and (share > 1 or not awaited):
             self._merge(p, self._round(), "the last work", 1, len(self.held[p]))

@@ -22,7 +22,7 @@ from skerry.core.facts import Committed, Restored
 from skerry.core.state import FragmentState, RunState
 from skerry.node import model
 from skerry.node.algebra import FLOAT32, Values
-from skerry.node.replay import held_of, order_of
+from skerry.node.replay import Different, held_of, order_of
 from skerry.store.files import StoreError
 from skerry.store.store import FileDamaged, Store
 
@@ -75,7 +75,7 @@ def remake(store: Store, state: RunState, damage: Damage, at: float) -> Restored
             return None
         old = FLOAT32.load(store.get(old_file), damage.fragment)
         held = [one for _, one in held_of(store, fact, damage.fragment)]
-    except StoreError as error:
+    except (StoreError, Different) as error:
         log.warning("%s cannot be merged again: %s", damage, error)
         return None
     merged = FLOAT32.merge(order_of(fact), damage.fragment, old, held, fact.codec, config.merge.threads)

@@ -75,7 +75,7 @@ class Report:
         return is_whole and not self.violations and self.first_difference is None
 
 
-class _Different(Exception):
+class Different(Exception):
     """What was recomputed is not what was recorded."""
 
 
@@ -96,7 +96,7 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
         if not report.violations and report.first_difference is None:
             try:
                 report.recomputed += walk.take(fact)
-            except _Different as difference:
+            except Different as difference:
                 report.first_difference = f"{_place(store, record)}: {difference}"
             except FileDamaged as error:
                 raise FileDamaged(f"{_place(store, record)}: {error}") from None
@@ -104,7 +104,10 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
             show(report.merges, max(report.merges, known.merges if known else 0))
     if record is None:
         raise ReplayError(f"{store.root}: {cut_off(store.root, 0) or 'holds no run: check the path'}")
-    _check_end(store, record, report, audit.state, expected)
+    # after a violation nobody knows whether the run is closed
+    is_closed = bool(report.violations) or (audit.state is not None and audit.state.phase == "closed")
+    if lacking := _lacking(expected, report.merges, is_closed):
+        raise TapeDamaged(f"{_place(store, record)}: {lacking}")
     report.checks, report.record = audit.checks, walk.record
     if report.identical and walk.is_full:
         assert audit.state is not None
@@ -141,11 +144,17 @@ def _known(store: Store) -> RunState | None:
 
 def cut_off(root: Path, merges: int) -> str:
     """Why a tape with this many merges cannot be all of it, by what was last said of the run; empty if it can."""
-    for name, said in _last_words(root):
-        if said["merges"] > merges:
-            return (
-                f"truncated: the tape ends with {merges} merges, {name} says {said['merges']}: restore it from a copy"
-            )
+    return _lacking(_last_words(root), merges, is_closed=True)
+
+
+def _lacking(words: list[tuple[str, dict[str, Any]]], merges: int, is_closed: bool) -> str:
+    """What the tape should hold by someone's last words and does not; `is_closed`: it holds the end, or may do so."""
+    for name, said in words:
+        lacks_end = said.get("phase") == "closed" and said["merges"] == merges and not is_closed
+        if said["merges"] > merges or lacks_end:
+            more = " and the end of the run" if lacks_end else ""
+            told = f"{name} says {said['merges']}{more}"
+            return f"truncated: the tape ends with {merges} merges, {told}: restore it from a copy"
     return ""
 
 
@@ -162,19 +171,6 @@ def _last_words(root: Path) -> list[tuple[str, dict[str, Any]]]:
     return words
 
 
-def _check_end(
-    store: Store, last: Record, report: Report, state: RunState | None, expected: list[tuple[str, dict[str, Any]]]
-) -> None:
-    is_closed = bool(report.violations) or (state is not None and state.phase == "closed")  # unknown after a violation
-    for name, said in expected:
-        lacks_end = said.get("phase") == "closed" and said["merges"] == report.merges and not is_closed
-        if said["merges"] > report.merges or lacks_end:
-            raise TapeDamaged(
-                f"{_place(store, last)}: truncated: the tape ends here with {report.merges} merges, {name} says "
-                f"{said['merges']}{' and the end of the run' if lacks_end else ''}: restore it from a copy"
-            )
-
-
 # ---------------------------------------------------------------------------------------------- the values
 
 
@@ -187,18 +183,18 @@ def order_of(fact: Committed) -> Merge:
 def held_of(store: Store, fact: Committed, fragment: Fragment) -> list[tuple[str, Held]]:
     """The recorded contributions of a merge with their learners, in merge order."""
     if not fact.payloads:
-        raise _Different("names no file with its contributions, though this run records them")
+        raise Different("names no file with its contributions, though this run records them")
     data = store.get(fact.payloads, RECORD)
     lengths = [FLOAT32.payload_bytes(codec, fragment) for codec in fact.codecs]
     if sum(lengths) != len(data):
-        raise _Different(f"its contributions are {sum(lengths)} bytes, {RECORD}/{fact.payloads} has {len(data)}")
+        raise Different(f"its contributions are {sum(lengths)} bytes, {RECORD}/{fact.payloads} has {len(data)}")
     merged = (row for row in fact.rows if row.fate == MERGED)
     held, start = [], 0
     for row, codec, weight, length in zip(merged, fact.codecs, fact.weights, lengths, strict=True):
         payload = memoryview(data)[start : start + length]
         seen = FLOAT32.inspect(codec, payload, fragment)
         if not seen.finite or seen.max_abs > ABS_MAX:
-            raise _Different(f"merges values of {row.learner} that are let in nowhere (largest {seen.max_abs:.3g})")
+            raise Different(f"merges values of {row.learner} that are let in nowhere (largest {seen.max_abs:.3g})")
         held.append((row.learner, FLOAT32.hold(codec, payload, weight, seen)))
         start += length
     return held
@@ -273,12 +269,12 @@ class _Walk:
         try:
             self._fragments = split(msgspec.json.decode(fact.layout, type=Layout), len(fact.files))
         except (msgspec.DecodeError, ValueError) as error:
-            raise _Different(f"its layout cannot be read ({error})") from None
+            raise Different(f"its layout cannot be read ({error})") from None
         files = zip(fact.files, self._fragments, strict=True)
         values = [FLOAT32.load(self._store.get(file), fragment) for file, fragment in files]
         for p, digest in enumerate(fact.digests):
             if FLOAT32.digest(values[p].theta) != digest:
-                raise _Different(f"fragment {p} version 0: its values are not those of its digest")
+                raise Different(f"fragment {p} version 0: its values are not those of its digest")
         self._lines = [_Line(list(values), self._threads) for _ in range(2 if self._excluded else 1)]
 
     def _merge(self, fact: Committed) -> None:
@@ -287,9 +283,9 @@ class _Walk:
         merged = self._lines[0].merge(fact, fragment, [one for _, one in held])
         where = f"fragment {fact.fragment} version {fact.version}"
         if merged.digest != fact.digest:
-            raise _Different(f"{where}: digest {merged.digest.hex()} recomputed, {fact.digest.hex()} recorded")
+            raise Different(f"{where}: digest {merged.digest.hex()} recomputed, {fact.digest.hex()} recorded")
         if (file := _file(merged.values)) != fact.file:
-            raise _Different(f"{where}: velocity or residual differ, file {file} recomputed, {fact.file} recorded")
+            raise Different(f"{where}: velocity or residual differ, file {file} recomputed, {fact.file} recorded")
         if self._excluded is not None:
             self._merge_without(self._excluded, fact, fragment, held)
 
@@ -308,7 +304,7 @@ class _Walk:
     def _go_back(self, fact: Committed) -> None:
         p = fact.fragment
         if _file(self._lines[0].before[p]) != fact.file:
-            raise _Different(f"fragment {p} version {fact.version}: is not the version before the last")
+            raise Different(f"fragment {p} version {fact.version}: is not the version before the last")
         for line in self._lines:
             line.put(p, line.before[p])
 
@@ -317,7 +313,7 @@ class _Walk:
         p = fact.fragment
         how = next((how for how, values in self._lines[0].repaired(p).items() if _file(values) == fact.file), None)
         if how is None:
-            raise _Different(f"fragment {p} version {fact.version}: restored to something else, {fact.file}")
+            raise Different(f"fragment {p} version {fact.version}: restored to something else, {fact.file}")
         for line in self._lines:
             line.values[p] = line.repaired(p)[how]
 

@@ -24,7 +24,14 @@ POLL_S = 0.1
 RESTART_S = 2.0  # a killed process stays away this long
 CRASHES_MAX = 5  # of one child, not counting kills, before the run is given up
 TERM_S = 4.0  # between asking a child to end and ending it
+LOCAL = "local.json"
 START_S = 120.0  # for the syncer to come up
+
+
+class Local(msgspec.Struct):
+    """What the supervisor must know again when it resumes a run."""
+
+    speeds: list[float]
 
 
 class RunFailed(Exception):

@@ -10,23 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy.typing as npt
 
 from skerry import config as configs
 from skerry.node import model
+from skerry.shell.local import LOCAL, Local
 from skerry.shell.syncer import write_json
 from skerry.store.store import Store
 from skerry.train.data import Corpus
 from skerry.train.shapes import shape_of
 
 GENESIS = "genesis.safetensors"
-
-
-class Local(msgspec.Struct):
-    """What the supervisor must know again when it resumes a run."""
-
-    speeds: list[float]
 
 
 class Judge:
@@ -67,7 +61,7 @@ class Judge:
         return held_out_loss(self.model, self.batches)
 
 
-def create(run_dir: Path, config: configs.Config, local: Local, judge: Judge) -> None:
+def create(run_dir: Path, config: configs.Config, speeds: list[float], judge: Judge) -> None:
     """The run's directory with its first versions, made here because the model is at hand."""
     from skerry import save_genesis
 
@@ -75,4 +69,4 @@ def create(run_dir: Path, config: configs.Config, local: Local, judge: Judge) ->
         genesis = run_dir / GENESIS
         save_genesis(judge.model, genesis)
         model.create_run(store, config, *model.read_genesis(genesis), time.time())
-    write_json(run_dir / "local.json", local)
+    write_json(run_dir / LOCAL, Local(speeds))
