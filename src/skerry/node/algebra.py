@@ -10,6 +10,7 @@ import hashlib
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import xxhash
 
 from skerry.algo import codecs, outer
 from skerry.algo import merge as merging
@@ -20,7 +21,7 @@ from skerry.core.events import Merge
 from skerry.store.files import StoreError
 
 Array = Any  # a flat float32 array; the simulator's integer
-Payload = Any  # bytes, or what can be seen as bytes
+Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire
 
 
 class Values(NamedTuple):
@@ -58,6 +59,7 @@ class Algebra(Protocol):
 
     # both
     def digest(self, theta: Array) -> bytes: ...
+    def checksum(self, payload: Payload) -> bytes: ...
     def payload_bytes(self, codec: str, fragment: Fragment) -> int: ...
 
 
@@ -117,6 +119,10 @@ class Float32:
     def digest(self, theta: Array) -> bytes:
         """What a learner checks after adopting: sha256 of the published values."""
         return hashlib.sha256(theta.data.cast("B")).digest()
+
+    def checksum(self, payload: Payload) -> bytes:
+        """What a contribution carries of its payload: found at the other end, it arrived as it left."""
+        return xxhash.xxh3_128_digest(payload)
 
     def payload_bytes(self, codec: str, fragment: Fragment) -> int:
         return codecs.payload_bytes(codec, fragment.size)

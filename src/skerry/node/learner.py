@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
-import xxhash
 
 from skerry import config as configs
 from skerry.algo.fragments import F32, Fragment, Layout, split
@@ -41,7 +40,7 @@ from skerry.core.events import (
 )
 from skerry.core.learner import LearnerMachine
 from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Lend, Lent, Publication, Welcome
-from skerry.node.algebra import FLOAT32, Algebra
+from skerry.node.algebra import FLOAT32, Algebra, Payload
 
 log = logging.getLogger("skerry.learner")
 
@@ -60,7 +59,7 @@ class Parameters(Protocol):
 class Link(Protocol):
     """The way to the syncer; what is sent while it is down is lost."""
 
-    def send(self, message: LearnerMessage, payload: memoryview | None = None, tag: object = None) -> None: ...
+    def send(self, message: LearnerMessage, payload: Payload | None = None, tag: object = None) -> None: ...
 
     @property
     def bytes_up(self) -> int: ...
@@ -92,7 +91,7 @@ class Outstanding:
     """A contribution of unknown fate: its bytes, what leaves θ and what stays as residual once it is settled."""
 
     contribution: Contribution
-    payload: memoryview
+    payload: Payload
     take_out: F32
     residual: F32 | None
     sending: bool = True
@@ -135,7 +134,7 @@ class LearnerNode:
         self._boundaries: deque[tuple[Boundary, dict[int, tuple[F32, Pending]]]] = deque()
         self._applied: dict[int, Applied] = {}  # training thread only
         self._snapshots: dict[int, tuple[F32, Pending]] = {}  # node thread only: base and values just taken
-        self._payload: memoryview | None = None
+        self._payload: Payload | None = None
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
 
     # ------------------------------------------------------------------------------------------ training thread
@@ -179,7 +178,7 @@ class LearnerNode:
         layout = msgspec.json.encode(self.layout)
         return Hello(PROTOCOL, self.name, self.process, life, layout, self.layout.digest)
 
-    def told(self, message: object, payload: memoryview | bytearray | None, payload_s: float = 0.0) -> None:
+    def told(self, message: object, payload: Payload | None, payload_s: float = 0.0) -> None:
         """A message of the syncer, with its payload if it is a publication."""
         if isinstance(message, Lend):
             self._lend(message)
@@ -187,8 +186,8 @@ class LearnerNode:
         if isinstance(message, Welcome) and self.machine is None:
             self._begin(message)
         if self.machine is not None:
-            self._payload = memoryview(payload) if payload is not None else None
-            self._payload_bytes += len(payload or b"")
+            self._payload = payload
+            self._payload_bytes += 0 if payload is None else len(payload)
             self._payload_s += payload_s
             self.handle(Told(message))  # type: ignore[arg-type]
             self._payload = None
@@ -281,7 +280,7 @@ class LearnerNode:
             take_out, left = drift, u - decoded
         else:
             take_out, left = decoded, None
-        signed = msgspec.structs.replace(c, digest=xxhash.xxh3_128_digest(payload))
+        signed = msgspec.structs.replace(c, digest=self.algebra.checksum(payload))
         out = self.outstanding[c.fragment] = Outstanding(signed, payload, take_out, left, sending=False)
         self._send(out)
         return None

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
-import xxhash
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout, split
@@ -36,7 +35,7 @@ from skerry.core.facts import Committed, EpochStarted, Fact
 from skerry.core.messages import FULL, Contribution, Publication, SyncerMessage
 from skerry.core.syncer import SyncerMachine
 from skerry.node import model
-from skerry.node.algebra import FLOAT32, Algebra
+from skerry.node.algebra import FLOAT32, Algebra, Payload
 from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
@@ -49,7 +48,7 @@ class Delta(NamedTuple):
     """A published delta, kept for learners a few versions behind."""
 
     codec: str
-    payload: bytes | memoryview
+    payload: Payload
     digest: bytes
 
 
@@ -57,7 +56,7 @@ class Outbox(Protocol):
     """Where the node's words go: to learners by (name, life)."""
 
     def send(
-        self, learner: str, life: int, message: SyncerMessage, payload: memoryview | bytes | None, tag: object
+        self, learner: str, life: int, message: SyncerMessage, payload: Payload | None, tag: object
     ) -> None: ...
 
     def dismiss(self, learner: str, life: int, reason: str) -> None: ...
@@ -107,7 +106,7 @@ class SyncerNode:
             events.extend(self._perform(self.machine.step(events.popleft(), now)))
 
     def contribution(
-        self, c: Contribution, payload: memoryview | bytearray, now: float, payload_s: float = 0.0
+        self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0
     ) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""
         held, fault = self._inspect(c, payload)
@@ -117,8 +116,8 @@ class SyncerNode:
         self.handle(Arrived(c, len(payload), fault, payload_s), now)
         self._arriving = None
 
-    def _inspect(self, c: Contribution, payload: memoryview | bytearray) -> tuple[Held | None, str]:
-        if xxhash.xxh3_128_digest(payload) != c.digest:
+    def _inspect(self, c: Contribution, payload: Payload) -> tuple[Held | None, str]:
+        if self.algebra.checksum(payload) != c.digest:
             return None, "damaged: its digest does not match"
         seen = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
         if not seen.finite:

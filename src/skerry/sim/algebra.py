@@ -11,6 +11,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
@@ -80,6 +81,9 @@ class Integers:
 
     def digest(self, theta: int) -> bytes:
         return hashlib.sha256(pack(theta)).digest()
+
+    def checksum(self, payload: Any) -> bytes:
+        return xxhash.xxh3_128_digest(payload)
 
     def payload_bytes(self, codec: str, fragment: Fragment) -> int:
         return BYTES[codec]
