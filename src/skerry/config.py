@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-Codec = Literal["fp32", "bf16", "int8", "int4"]
+Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
 
 
 class ConfigError(Exception):
@@ -61,6 +61,8 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     policy: Literal["warm", "fixed"] = "warm"
     warm_share: float = 0.2  # of the budget, at H = warm_every, plain mean, outer step 1, no momentum
     warm_every: int = 4
+    warm_rule: Literal["mean", "rda"] = "mean"
+    warm_lr: float = 1.0  # its outer step, without momentum
     ramp_share: float = 0.0  # of the budget after it, over which H grows linearly to sync_every
     stale_versions_max: int = 16
     stall_s: float = 20.0  # a connected learner that takes no step for this long does not count for the quorum
@@ -68,14 +70,16 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Merge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    rule: Literal["rda", "mean"] = "rda"  # embeddings are always averaged
+    rule: Literal["rda", "mean", "consensus"] = "rda"  # embeddings are always averaged
     threads: int = 1
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    rule: Literal["nesterov", "sgd"] = "nesterov"
+    rule: Literal["nesterov", "sgd", "delayed"] = "nesterov"
     lr: float = 0.3  # eta
     momentum: float = 0.9  # mu
+    delay: int = 4  # versions of a fragment from one momentum step to the next, for "delayed"
+    restart: int = 0  # versions of a fragment after which its velocity is forgotten; 0 never
 
 
 class Wire(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,13 +97,20 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The inner loop of the built-in trainer, and how a learner keeps what quantisation left over."""
+    """The inner loop of the built-in trainer, how a learner takes a new version in, and what it keeps for itself.
+
+    `adopt` says what becomes of the steps since the last contribution when a version comes. rebase: they stay, on top
+    of it. overwrite: they are given up and booked so, and θ is the version, without a residual (alpha = 0 in the paper,
+    fragment_update_alpha in torchft). blend: they stay pending, and `adopt_alpha` of what they changed stays in θ.
+    """
 
     lr: float = 1e-3
     weight_decay: float = 0.1
     step_s: float = 0.0  # pad each step to this many seconds / speed; 0 runs free
     join_warmup: int = 10  # steps over which the inner rate is ramped after joining
     residual: Literal["theta", "buffer"] = "buffer"
+    adopt: Literal["rebase", "overwrite", "blend"] = "rebase"
+    adopt_alpha: float = 0.5  # blend alone
     leave_timeout_s: float = 5.0
 
 
@@ -251,6 +262,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("sync.grace", 0, 1),
     ("sync.warm_share", 0, 1),
     ("sync.warm_every", 1, 10**6),
+    ("sync.warm_lr", 1e-6, 10),
     ("sync.ramp_share", 0, 1),
     ("sync.stale_versions_max", 1, 10**9),
     ("sync.stall_s", 0.1, 10**6),
@@ -258,6 +270,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("merge.threads", 1, 256),
     ("outer.lr", 1e-6, 10),
     ("outer.momentum", 0, 0.999999),
+    ("outer.delay", 1, 1000),
+    ("outer.restart", 0, 10**6),
     ("wire.heartbeat_s", 0.05, 3600),
     ("wire.timeout_s", 0.1, 3600),
     ("wire.held_bytes_max", 1 << 20, _MANY),
@@ -268,6 +282,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("learner.step_s", 0, 3600),
     ("learner.join_warmup", 0, 10**6),
     ("learner.leave_timeout_s", 0, 3600),
+    ("learner.adopt_alpha", 0, 1),
 )
 
 

@@ -133,7 +133,7 @@ def test_a_model_with_nothing_to_train_is_refused():
 
 
 @pytest.mark.parametrize("num_fragments", [1, 2, 5])
-def test_read_add_and_write_are_the_parameters_and_nothing_else(num_fragments):
+def test_read_add_blend_and_write_are_the_parameters_and_nothing_else(num_fragments):
     model = Odd()
     parameters = TorchParameters(model, None)
     frozen = model.frozen.weight.clone()
@@ -155,6 +155,9 @@ def test_read_add_and_write_are_the_parameters_and_nothing_else(num_fragments):
         np.testing.assert_array_equal(gather(fragment, shifted)[at], (read + increment)[at])
 
         read.flags.writeable = False  # as a base is
+        parameters.blend(fragment, read, 0.25)
+        blended = {name: p.detach().numpy() for name, p in trainable(model).items()}
+        np.testing.assert_allclose(gather(fragment, blended)[at], (read + 0.25 * increment)[at], rtol=0, atol=1e-6)
         parameters.write(fragment, read)
         np.testing.assert_array_equal(parameters.read(fragment)(), read)
         for name, p in trainable(model).items():

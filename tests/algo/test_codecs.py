@@ -12,6 +12,7 @@ from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, layout_of, padde
 small = settings(deadline=None, max_examples=25, derandomize=True)
 every_codec = pytest.mark.parametrize("codec", CODECS)
 LEVELS = {"int8": 127, "int4": 7}
+INTEGERS = (*LEVELS, "int2")
 ODD_SIZES = [1, 3, BLOCK - 1, BLOCK, BLOCK + 1, ROW, ROW + 1, 2 * ROW + 77]
 
 
@@ -38,6 +39,13 @@ def slow_decode(codec: str, payload: np.ndarray, size: int) -> np.ndarray:
     if codec == "bf16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
     scales, rest = np.frombuffer(raw[: 4 * blocks], "<f4"), raw[4 * blocks :]
+    if codec == "int2":
+        bytes_ = np.frombuffer(rest, np.uint8).reshape(blocks, BLOCK // 4)
+        codes = np.concatenate([bytes_ >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
+        scales = scales[:, None]
+        four = scales * np.float32([0.4528, 1.5104, -0.4528, -1.5104])
+        three = -scales * np.float32([0, 1.2240, -0.0, -1.2240])
+        return np.take_along_axis(np.where(scales < 0, three, four), codes, axis=1).ravel()
     if codec == "int8":
         codes = np.frombuffer(rest, np.int8).reshape(blocks, BLOCK)
     else:
@@ -65,6 +73,7 @@ def test_payload_lengths():
         "bf16": 2 * 256,
         "int8": 2 * (4 + 128),
         "int4": 2 * (4 + 64),
+        "int2": 2 * (4 + 32),
     }
 
 
@@ -82,7 +91,7 @@ def test_bf16_is_within_one_part_in_256_and_rounds_ties_to_even():
     assert decode("bf16", encode("bf16", ties))[:4].tolist() == [1, 1 + 2**-6, -1, 1 + 2**-7]
 
 
-@pytest.mark.parametrize("codec, bound", [("int8", 0.008), ("int4", 0.125)])
+@pytest.mark.parametrize("codec, bound", [("int8", 0.008), ("int4", 0.125), ("int2", 0.35)])
 def test_relative_error_on_gaussian_data(codec, bound):
     x = gaussian(64 * ROW)
     error = np.linalg.norm(decode(codec, encode(codec, x)) - x) / np.linalg.norm(x)
@@ -107,6 +116,30 @@ def test_all_levels_survive_and_decode_again_to_themselves(codec):
     np.testing.assert_array_equal(decode(codec, encode(codec, levels)), levels)
 
 
+def test_int2_keeps_zeros_and_measures_only_the_rest():
+    x = gaussian(64 * ROW)
+    few = x.copy()
+    few.reshape(-1, BLOCK)[:, 3:] = 0  # as at the end of a small tensor
+    decoded = decode("int2", encode("int2", few))
+    assert not decoded[few == 0].any()
+    error = np.linalg.norm(decoded - few) / np.linalg.norm(few)
+    assert 0.2 < error < 0.44  # three levels: 0.44 on a whole Gaussian block
+    x[::BLOCK] = 0
+    decoded = decode("int2", encode("int2", x))
+    assert np.linalg.norm(decoded - x) / np.linalg.norm(x) == pytest.approx(0.436, abs=0.005)
+    assert len(np.unique(np.abs(decoded[:BLOCK]))) == 2
+
+
+def test_int2_scale_is_the_rms_summed_in_fixed_lanes():
+    x = gaussian(4 * BLOCK)
+    scales = encode("int2", x)[:16].view(np.float32)
+    for scale, block in zip(scales, x.astype(np.float64).reshape(-1, 64 * 2), strict=True):
+        total = 0.0
+        for lane in block[:64] * block[:64] + block[64:] * block[64:]:
+            total += lane
+        assert scale == np.float32(np.sqrt(total / BLOCK))
+
+
 @every_codec
 def test_zero_blocks_stay_zero_and_tiny_ones_do_not_blow_up(codec):
     x = np.zeros(4 * BLOCK, np.float32)
@@ -116,7 +149,8 @@ def test_zero_blocks_stay_zero_and_tiny_ones_do_not_blow_up(codec):
     payload = encode(codec, x)
     decoded = decode(codec, payload)
     assert not decoded[x == 0].any() and not np.signbit(decoded).any()
-    np.testing.assert_allclose(decoded, x, rtol=2.0**-8, atol=127 * 2.0**-126)
+    rtol = 0.511 if codec == "int2" else 2.0**-8  # equal values lie between its levels
+    np.testing.assert_allclose(decoded, x, rtol=rtol, atol=127 * 2.0**-126)
     assert inspect(codec, payload, fragment_of(4 * BLOCK)).finite
 
 
@@ -141,7 +175,7 @@ def test_wrong_lengths_are_refused(codec, size):
 
 def test_unknown_codecs_are_refused():
     for call in (lambda: payload_bytes("int3", BLOCK), lambda: encode("int3", gaussian(BLOCK))):
-        with pytest.raises(ValueError, match="unknown codec 'int3', known are fp32, bf16, int8, int4"):
+        with pytest.raises(ValueError, match="unknown codec 'int3', known are fp32, bf16, int8, int4, int2"):
             call()
 
 
@@ -239,14 +273,14 @@ def test_what_is_not_finite_is_found_after_encoding(codec, poison, at):
     assert not np.isfinite(decoded[at])
 
 
-@pytest.mark.parametrize("codec", LEVELS)
+@pytest.mark.parametrize("codec", INTEGERS)
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_hostile_scale_is_found_even_over_zero_codes(codec, scale):
     fragment = fragment_of(2 * ROW)
     payload = encode(codec, np.zeros(fragment.size, np.float32)).copy()
     payload.view(np.uint8)[4:8] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
     if np.isfinite(scale):  # the scale is fine, scale · code is not
-        payload[4 * fragment.size // BLOCK + (64 if codec == "int4" else 128)] = 2
+        payload[4 * fragment.size // BLOCK + {"int8": 128, "int4": 64, "int2": 32}[codec]] = 2 + (codec == "int2")
     assert not inspect(codec, payload, fragment).finite
 
 

@@ -54,6 +54,9 @@ def slow_merge(rule: str, fragment: Fragment, held: list[Held]) -> np.ndarray:
         lengths = [np.linalg.norm(v[at]) for v in vectors]
         units = [v[at] / n if n > 0 else 0 * v[at] for v, n in zip(vectors, lengths, strict=True)]
         direction = sum(w * u for w, u in zip(weights, units, strict=True))
+        if rule == "consensus":
+            mass = sum(w * np.abs(v[at]) for w, v in zip(weights, vectors, strict=True))
+            direction = mean * np.divide(np.abs(mean), mass, out=np.zeros_like(mass), where=mass > 0)
         if rule == "mean" or slot.kind == "embedding" or np.linalg.norm(direction) < 1e-6:
             merged[at] = mean
         else:
@@ -105,11 +108,12 @@ def test_paper_d2_equal_lengths_keep_their_length_under_rda(count, seed):
     assert np.linalg.norm(merge("mean", fragment, alike)) == pytest.approx(radius / math.sqrt(count), rel=0.2)
 
 
-def test_paper_d2_embeddings_are_averaged_whatever_the_rule():
+@pytest.mark.parametrize("rule", ["rda", "consensus"])
+def test_paper_d2_embeddings_are_averaged_whatever_the_rule(rule):
     held = hold_many(FRAGMENT, [1.0, 2.0, 3.0])
     (embedding,) = [slot for slot in FRAGMENT.slots if slot.kind == "embedding"]
     at = slice(embedding.offset, embedding.padded_stop)
-    assert merge("rda", FRAGMENT, held)[at].tobytes() == merge("mean", FRAGMENT, held)[at].tobytes()
+    assert merge(rule, FRAGMENT, held)[at].tobytes() == merge("mean", FRAGMENT, held)[at].tobytes()
 
 
 @every_rule
@@ -176,6 +180,32 @@ def test_cancelling_directions_fall_back_to_the_mean_of_that_tensor_alone():
     assert merged.tobytes() == merge("rda", fragment, held, threads=2).tobytes()
 
 
+def test_consensus_favours_what_learners_agree_on_and_keeps_the_length():
+    fragment = fragment_of(Tensor("w", (1000,)))
+    first, second = delta_of(fragment, 0), delta_of(fragment, 1)
+    second[:500] = first[:500]  # agreed on
+    first[500], second[500] = 1.0, -1.0  # not at all
+    held = [hold(fragment, first), hold(fragment, second)]
+    merged, mean = merge("consensus", fragment, held), merge("mean", fragment, held)
+    radius = (np.linalg.norm(first) + np.linalg.norm(second)) / 2
+    assert np.linalg.norm(merged) == pytest.approx(radius, rel=1e-6)
+    assert merged[500] == 0
+    ratio = merged[:1000] / np.where(mean[:1000] == 0, 1, mean[:1000])
+    np.testing.assert_allclose(ratio[:500], ratio[0], rtol=1e-5)
+    assert (ratio[501:] < ratio[0] * (1 + 1e-5)).all() and ratio[501:].mean() < 0.8 * ratio[0]
+
+
+def test_a_tensor_nobody_agrees_on_is_averaged_under_consensus():
+    fragment = fragment_of(Tensor("a", (200,)), Tensor("b", (ROW + 9,)))
+    first, second = delta_of(fragment, 0), delta_of(fragment, 1)
+    at = slice(fragment.slots[1].offset, fragment.slots[1].padded_stop)
+    second[at] = -first[at] * np.float32(1 + 1e-4)
+    held = [hold(fragment, first), hold(fragment, second)]
+    merged = merge("consensus", fragment, held)
+    assert merged[at].tobytes() == merge("mean", fragment, held)[at].tobytes()
+    assert np.linalg.norm(merged[: at.start]) > 1
+
+
 def test_a_zero_delta_has_no_direction_but_counts_in_the_radius():
     fragment = fragment_of(Tensor("w", (300,)))
     delta = delta_of(fragment, 0)
@@ -208,7 +238,7 @@ def test_writes_into_the_buffer_it_is_handed(rule):
 
 def test_what_cannot_be_merged_is_refused():
     held = hold_many(FRAGMENT, [1.0])
-    with pytest.raises(ValueError, match="unknown merge rule 'median', known are rda, mean"):
+    with pytest.raises(ValueError, match="unknown merge rule 'median', known are rda, mean, consensus"):
         merge("median", FRAGMENT, held)
     with pytest.raises(AssertionError):
         merge("mean", FRAGMENT, [])

@@ -169,7 +169,7 @@ def test_a_command_line_that_cannot_be_read(refused, words, says):
         ("[run]\nseed = 1.5\n", "run.seed = 1.5: expected `int`, got `float`"),
         ("[run]\nname = 'A b'\n", "run.name = 'A b': use 1 to 64 of a-z"),
         ("[merge]\nrule = 'median'\n", "merge.rule = 'median': "),
-        ("[wire]\ncodec_up = 'int2'\n", "wire.codec_up = 'int2': "),
+        ("[wire]\ncodec_up = 'int3'\n", "wire.codec_up = 'int3': "),
         ("[outer]\nlr = -0.3\n", "outer.lr = -0.3: must be from 1e-06 to 10"),
     ],
 )

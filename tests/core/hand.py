@@ -239,11 +239,12 @@ class Bench:
     def welcome(self, life: int = 1, epoch: int = 1) -> list[object]:
         return self.step(Told(Welcome("run", epoch, "a", life, 0, b"", 0, 0, 0.0)))
 
-    def boundary(self, steps: int = 1) -> list[object]:
+    def boundary(self, steps: int = 1, overwritten: tuple[int, ...] = ()) -> list[object]:
         self.now += 1.0
         taken = tuple(Taken(p, self.machine.positions[p].base_version) for p in sorted(self.snapshots))
         dropped, self.fast_forward, self.snapshots = self.fast_forward, False, set()
-        return self.step(Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, dropped))
+        passed = Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, dropped, overwritten=overwritten)
+        return self.step(passed)
 
     def pull(self, p: int, settled_seq: int = 0, epoch: int = 1, lossless: bool = False) -> list[object]:
         return self.step(Told(Pull(epoch, self.machine.life, p, settled_seq, lossless, 0.0)))

@@ -257,6 +257,8 @@ def test_i2_a_discard_of_nothing_or_on_no_fragment():
         {"outer": "sgd"},
         {"lr": 0.7},
         {"momentum": 0.5},
+        {"delay": 4},  # the rule is not delayed
+        {"restart": 2},
         {"sync_every": 3},
         {"sync_every": 8},
     ],

@@ -129,6 +129,57 @@ def test_design_a_contribution_that_is_not_settled_stays_in_the_drift():
     assert bench.machine.positions[0].mark_step == 0
 
 
+def test_p_alpha_zero_gives_up_the_steps_since_the_contribution():
+    """[P] The new version replaces the fragment: what is contributed next begins where that happened."""
+    bench = Bench()
+    bench.boundary()
+    c = bench.contribute(0)
+    bench.boundary()
+    bench.publish(0, 1, settled_seq=c.seq, settled_step=c.to_step)
+    bench.boundary(overwritten=(0,))
+    assert [(p.mark_step, p.mark_tokens) for p in bench.machine.positions] == [(4, 4 * TOKENS_PER_STEP), (0, 0)]
+    bench.boundary()
+    following = bench.contribute(0)
+    assert (c.to_step, following.from_step, following.to_step) == (2, 4, 6)
+
+
+def test_design_an_overwrite_leaves_what_is_outstanding_to_the_syncer():
+    """Its bytes may be merged yet: the same ones again, and no mark beyond it before it is settled."""
+    bench = Bench()
+    bench.boundary()
+    c = bench.contribute(0)
+    bench.publish(0, 1)
+    bench.boundary(overwritten=(0,))
+    assert of(bench.pull(0), Resend)
+    assert bench.machine.positions[0].outstanding == c and bench.machine.positions[0].mark_step == 0
+    bench.publish(0, 2, settled_seq=c.seq, settled_step=c.to_step)
+    assert not bench.machine.discards
+    bench.boundary(overwritten=(0,))
+    assert bench.machine.positions[0].outstanding is None and bench.machine.positions[0].mark_step == 4
+
+
+def test_design_a_pull_that_meets_an_overwrite_is_answered_a_step_later():
+    """There was nothing left to contribute; unanswered, it would be repeated only after seconds."""
+    bench = Bench()
+    bench.boundary()
+    bench.pull(0)
+    bench.publish(0, 1)
+    assert of(bench.boundary(overwritten=(0,)), Snapshot)
+    assert not of(bench.pull(0), Snapshot), "it is on its way"
+    c = only(bench.boundary(), Contribute).contribution
+    assert (c.base_version, c.from_step, c.to_step) == (1, 2, 3)
+
+
+def test_design_a_pull_that_meets_an_overwrite_is_not_answered_after_the_last_step():
+    bench = Bench()
+    bench.boundary()
+    bench.step(Closing())
+    bench.pull(0)
+    bench.publish(0, 1)
+    assert not of(bench.boundary(0, overwritten=(0,)), Snapshot)
+    assert not of(bench.boundary(0), Contribute) and bench.machine.positions[0].mark_step == 1
+
+
 def test_design_versions_are_adopted_only_upwards():
     bench = Bench()
     bench.publish(0, 1)

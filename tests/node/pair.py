@@ -67,6 +67,9 @@ class NumpyParameters:
     def write(self, fragment, values):
         self.values[fragment.index] = values.copy()
 
+    def blend(self, fragment, towards, alpha):
+        self.values[fragment.index] += np.float32(1 - alpha) * (towards - self.values[fragment.index])
+
     def reset_optimizer(self):
         self.optimizer_resets += 1
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load
 
 from node.pair import Pair, config_of
+from skerry import config as configs
 from skerry.algo.fragments import scatter, split
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, EpochStarted, Restored
@@ -131,6 +132,25 @@ def test_a_whole_run_replays_to_the_bit(recorded, tmp_path):
     with Store.open(recorded, readonly=True) as store:
         exported = model.export(store, model.state_of(store), tmp_path / "model.safetensors")
     assert report.model_sha256 == exported == hashlib.sha256(report.model).hexdigest()
+
+
+@pytest.mark.parametrize("rule", ["nesterov", "delayed"])
+def test_the_outer_steps_calendar_is_on_the_tape(rule, tmp_path):
+    """Consensus over two bits both ways, momentum that is delayed or forgotten: recomputed from what the tape says."""
+    outer = configs.Outer(**NESTEROV | {"rule": rule, "delay": 3, "restart": 5})
+    wire = configs.Wire(codec_up="int2", codec_down="int2")
+    settings = msgspec.structs.replace(config(), outer=outer, wire=wire, merge=configs.Merge(rule="consensus"))
+    root = train(tmp_path / "run", settings)
+    said = {c.phase: (c.rule, c.outer, c.codec, c.delay, c.restart) for c in commits_of(root)}
+    delay = 3 if rule == "delayed" else 1
+    assert said == {
+        "warm": ("mean", "sgd", "int2", 1, 0),
+        "steady": ("consensus", rule, "int2", delay, 5),
+        "closing": ("mean", "sgd", "fp32", 1, 0),
+    }
+    assert replayed(root).identical
+    rewrite(root, lambda fact: msgspec.structs.replace(fact, restart=0) if isinstance(fact, Committed) else fact)
+    assert "merged by" in replayed(root).violations[0]
 
 
 def test_any_number_of_threads_gives_the_same_bits(recorded):

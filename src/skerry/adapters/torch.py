@@ -114,13 +114,7 @@ class Learner:
     @property
     def ramp(self) -> float:
         """Factor for the inner learning rate: rises to 1 over `join_warmup` steps after joining a run under way."""
-        shell = self._shell
-        if shell is None or shell.node.machine is None or shell.node.config is None or shell.node.welcome is None:
-            return 1.0
-        warmup = shell.node.config.learner.join_warmup
-        if shell.node.welcome.progress == 0 or not warmup:
-            return 1.0
-        return min(1.0, (shell.node.machine.step_count + 1) / warmup)
+        return self._shell.node.ramp if self._shell else 1.0
 
 
 class TorchParameters:
@@ -162,7 +156,15 @@ class TorchParameters:
         flat = torch.from_numpy(np.array(values))  # a base is shared and read-only; torch wants its own
         for slot in fragment.slots:
             parameter = self._named[slot.name]
-            parameter.copy_(flat[slot.offset : slot.offset + slot.size].view(parameter.shape))
+            parameter.copy_(flat[slot.offset : slot.offset + slot.size].view(parameter.shape), non_blocking=True)
+
+    @torch.no_grad()
+    def blend(self, fragment: Fragment, towards: F32, alpha: float) -> None:
+        flat = torch.from_numpy(np.array(towards))
+        for slot in fragment.slots:
+            parameter = self._named[slot.name]
+            part = flat[slot.offset : slot.offset + slot.size].view(parameter.shape)
+            parameter.lerp_(part.to(parameter.device, non_blocking=True), 1 - alpha)
 
     def reset_optimizer(self) -> None:
         if self._optimizer is not None:

@@ -18,6 +18,7 @@ def warm_up() -> None:
         published = outer.publish(codec, x, zeros)
         outer.adopt(codec, published.payload, zeros)
         norms = codecs.inspect(codec, published.payload, fragment).norms
-        merge.merge("rda", fragment, [merge.Held(codec, published.payload, 1.0, norms)])
+        for rule in merge.RULES:
+            merge.merge(rule, fragment, [merge.Held(codec, published.payload, 1.0, norms)])
     for rule in outer.OUTER_RULES:
         outer.outer_step(rule, 0.7, 0.9, x, zeros, zeros, x)

@@ -1,14 +1,16 @@
-"""Fragment <-> payload: fp32, bf16, int8 and int4, and the passes made over a payload in its encoded form.
+"""Fragment <-> payload: fp32, bf16, int8, int4 and int2, and the passes made over a payload in its encoded form.
 
-A payload is raw little-endian bytes whose length follows from (codec, size) alone. int8 and int4 share one
-float32 scale per BLOCK elements: all scales come first, then all codes. Sizes are whole numbers of blocks, as
-every fragment's is. Knows nothing of messages, of who sent a payload, or whether to trust it.
+A payload is raw little-endian bytes whose length follows from (codec, size) alone. Integers share one float32
+scale per BLOCK elements: all scales come first, then all codes. Sizes are whole numbers of blocks, as every
+fragment's is. A zero stays a zero, and so what lies between tensors. Knows nothing of messages, of who sent a
+payload, or whether to trust it.
 
     codec  element                       bytes per element
     fp32   as it is                      4
     bf16   rounded to nearest even       2
     int8   scale · [−127, 127]           1.03
     int4   scale · [−7, 7]               0.53
+    int2   RMS · (±0.45, ±1.51)          0.28
 """
 
 import math
@@ -83,6 +85,13 @@ _TABLE = {
         kernels.accumulate_int4,
         kernels.inspect_int4,
     ),
+    "int2": _Codec(
+        ((np.float32, 1), (np.uint8, BLOCK // 4)),
+        kernels.encode_int2,
+        kernels.decode_int2,
+        kernels.accumulate_int2,
+        kernels.inspect_int2,
+    ),
 }
 CODECS: tuple[str, ...] = tuple(_TABLE)
 
@@ -97,8 +106,8 @@ def payload_bytes(codec: str, size: int) -> int:
 def encode(codec: str, x: F32, decoded: F32 | None = None, out: U8 | None = None, threads: int = 1) -> U8:
     """The payload of x; `decoded`, if handed in, is filled with exactly what `decode` will give.
 
-    A NaN or infinity decodes to something that is not finite, so `inspect` finds it at the other end. An int8
-    or int4 block too small for a normal float32 scale (max|x| below about 1e-36) is sent as zeros.
+    A NaN or infinity decodes to something that is not finite, so `inspect` finds it at the other end. A block
+    of integers too small for a normal float32 scale (max|x| below about 1e-36) is sent as zeros.
     """
     payload = np.empty(payload_bytes(codec, x.size), np.uint8) if out is None else out
     parts = writable(codec, payload, x.size)

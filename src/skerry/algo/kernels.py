@@ -24,12 +24,17 @@ Array = npt.NDArray[Any]
 
 LANES = 64  # float64 partial sums a row; must divide BLOCK
 HALF = BLOCK // 2
+QUARTER = BLOCK // 4
 ROWS_PER_THREAD_MIN = 16  # below this a thread costs more than it saves
 
 SIGN_OFF = np.uint32(0x7FFFFFFF)
 INFINITY_BITS = np.uint32(0x7F800000)
 SCALE_MIN = np.float32(2.0**-126)  # smallest normal float32: below it 1 / scale overflows
 ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds to the nearest integer, ties to even
+
+# int2, in units of the RMS: the levels with the least error on a Gaussian (Max 1960) and the middle between them
+LOW, HIGH, MIDDLE = np.float32(0.4528), np.float32(1.5104), np.float32(0.9816)  # four levels: ±LOW, ±HIGH
+HIGH_OF_3, MIDDLE_OF_3 = np.float32(1.2240), np.float32(0.6120)  # three levels: 0, ±HIGH_OF_3
 
 assert BLOCK % LANES == 0 and ROW % BLOCK == 0
 
@@ -142,6 +147,63 @@ def decode_int4(scales: Array, codes: Array, out: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
+def encode_int2(x: Array, scales: Array, codes: Array) -> None:
+    """scale = RMS of what is not zero, code = large + 2 · negative; byte j holds elements j, j + 32, j + 64, j + 96.
+
+    Four levels have no zero among them, but zeros must stay zeros, for what lies between tensors is zero. So a block
+    with a zero in it has three levels, and says so by a negative scale.
+    """
+    lanes = np.empty(LANES, np.float64)
+    bits = x.view(np.uint32)
+    for b in range(scales.size):
+        values = x[b * BLOCK : (b + 1) * BLOCK]
+        block = codes[b * QUARTER : (b + 1) * QUARTER]
+        rms, zeros = _rms(values, bits[b * BLOCK : (b + 1) * BLOCK], lanes)
+        scales[b] = rms
+        block[:] = 0
+        if not rms > 0:  # nothing to say, or a NaN says it
+            continue
+        if zeros:
+            scales[b] = -rms
+        middle = rms * (MIDDLE_OF_3 if zeros else MIDDLE)
+        for quarter in range(4):
+            piece = values[quarter * QUARTER : (quarter + 1) * QUARTER]
+            for j in range(QUARTER):
+                code = np.uint8(abs(piece[j]) >= middle) | np.uint8(np.uint8(piece[j] < 0) << np.uint8(1))
+                block[j] |= np.uint8(code << np.uint8(2 * quarter))
+
+
+@njit(cache=True, nogil=True)
+def decode_int2(scales: Array, codes: Array, out: Array) -> None:
+    """x = ± scale · (LOW or HIGH); under a negative scale, 0 or ± |scale| · HIGH_OF_3."""
+    for b in range(scales.size):
+        scale = scales[b]
+        low = -scale * np.float32(0) if scale < 0 else scale * LOW
+        high = -scale * HIGH_OF_3 if scale < 0 else scale * HIGH
+        block = codes[b * QUARTER : (b + 1) * QUARTER]
+        for quarter in range(4):
+            piece = out[b * BLOCK + quarter * QUARTER : b * BLOCK + (quarter + 1) * QUARTER]
+            for j in range(QUARTER):
+                code = np.uint8(block[j] >> np.uint8(2 * quarter))
+                size = high if code & np.uint8(1) else low
+                piece[j] = -size if code & np.uint8(2) else size
+
+
+@njit(cache=True, nogil=True)
+def _rms(values: Array, bits: Array, lanes: Array) -> tuple[np.float32, int]:
+    """(RMS of the values that are not zero, how many are zero); NaN if one is not finite, 0 if it has no scale."""
+    top, zeros = np.uint32(0), 0
+    for j in range(BLOCK):
+        magnitude = np.uint32(bits[j] & SIGN_OFF)
+        top = max(top, magnitude)
+        zeros += magnitude == 0
+    if top >= INFINITY_BITS:
+        return np.float32(np.nan), 0
+    rms = np.float32(np.sqrt(_sum_of_squares(values, lanes) / max(BLOCK - zeros, 1)))
+    return (np.float32(0) if rms < SCALE_MIN else rms), zeros
+
+
+@njit(cache=True, nogil=True)
 def _block_scale(bits: Array, levels: np.float32) -> tuple[np.float32, np.float32]:
     """(scale, 1 / scale) of one block; the inverse is 0 where no scale will do and every code must be zero.
 
@@ -239,9 +301,60 @@ def accumulate_int4(
 
 
 @njit(cache=True, nogil=True)
+def accumulate_int2(
+    scales: Array,
+    codes: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    coef: Array,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    scratch = np.empty(ROW, np.float32)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_int2(scales[lo // BLOCK : hi // BLOCK], codes[lo // 4 : hi // 4], row)
+        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
+
+
+@njit(cache=True, nogil=True)
 def _add_scaled(coefficient: np.float32, x: Array, acc: Array) -> None:
     for j in range(acc.size):
         acc[j] += coefficient * x[j]
+
+
+@njit(cache=True, nogil=True)
+def add_both(coefficient: np.float32, x: Array, acc: Array, mass: Array) -> None:
+    """acc ← acc + c · x, mass ← mass + c · |x|."""
+    for j in range(acc.size):
+        term = coefficient * x[j]
+        acc[j] += term
+        mass[j] += abs(term)
+
+
+@njit(cache=True, nogil=True)
+def weigh_by_agreement(
+    is_weighed: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    mass: Array,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    """acc ← (|acc| / mass) · acc on rows [row_lo, row_hi) of weighed slots, 0 without mass; mass begins at row_lo."""
+    start = row_start[row_lo]
+    for r in range(row_lo, row_hi):
+        if is_weighed[row_slot[r]]:
+            row = acc[row_start[r] : row_stop[r]]
+            weight = mass[row_start[r] - start : row_stop[r] - start]
+            for j in range(row.size):
+                agreement = abs(row[j]) / weight[j] if weight[j] > 0 else np.float32(0)
+                row[j] = agreement * row[j]
 
 
 # Row sums of squares, and the largest magnitude seen, as bits (INFINITY_BITS or more: not all is finite).
@@ -306,6 +419,21 @@ def inspect_int4(
 
 
 @njit(cache=True, nogil=True)
+def inspect_int2(
+    scales: Array, codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
+) -> np.uint32:
+    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
+    top = np.uint32(0)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode_int2(scales[lo // BLOCK : hi // BLOCK], codes[lo // 4 : hi // 4], row)
+        squares[r] = _sum_of_squares(row, lanes)
+        top = max(top, top_bits(row.view(np.uint32)))
+    return top
+
+
+@njit(cache=True, nogil=True)
 def _sum_of_squares(row: Array, lanes: Array) -> float:
     """Σ x² in float64: lane k takes elements k, k + LANES, …; then the lanes are added in order."""
     lanes[:] = 0.0
@@ -359,6 +487,26 @@ def nesterov(
         b = momentum * velocity[j] + delta[j]
         velocity_out[j] = b
         x[j] = (theta[j] + error[j]) + lr * (delta[j] + momentum * b)
+
+
+@njit(cache=True, nogil=True)
+def delayed(
+    lr: np.float32,
+    share: np.float32,
+    push: np.float32,
+    keep: np.float32,
+    theta: Array,
+    error: Array,
+    velocity: Array,
+    delta: Array,
+    x: Array,
+    velocity_out: Array,
+) -> None:
+    """b ← b + Δ / N;  x = (Θ + e) + η (Δ + push · b);  b ← keep · b."""
+    for j in range(x.size):
+        b = velocity[j] + share * delta[j]
+        velocity_out[j] = keep * b
+        x[j] = (theta[j] + error[j]) + lr * (delta[j] + push * b)
 
 
 @njit(cache=True, nogil=True)

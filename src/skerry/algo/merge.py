@@ -1,4 +1,4 @@
-"""Merges the held contributions to one fragment into one delta: weighted mean, or radial-directional (RDA).
+"""Merges the held contributions to one fragment into one delta: mean, radial-directional (RDA) or consensus.
 
 Rules that hold here: contributions come in learner-id order and are added in that order; coefficients are
 computed in float64 and rounded once; sums are float32, a product rounded before it is added. So the result
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from skerry.algo import codecs, kernels
 from skerry.algo.codecs import F64
@@ -65,21 +66,65 @@ def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threa
     """
     shares = _per_slot(_shares(held), fragment)  # (learners, slots), as are norms
     norms = np.stack([contribution.norms for contribution in held])
-    averaged = np.array([slot.kind == "embedding" for slot in fragment.slots])
     squares = np.empty(fragment.row_count, np.float64)
 
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > NORM_MIN)
-    _add_up(fragment, held, shares * np.where(averaged, 1.0, inverse), out, threads, squares)
+    _add_up(fragment, held, shares * np.where(_averaged(fragment), 1.0, inverse), out, threads, squares)
+    _stretch(fragment, held, squares, np.full(len(fragment.slots), DIRECTION_MIN), out, threads)
+
+
+def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
+    """Δ = RDA's radius · φ(a · m) per tensor: the mean m, each element by the learners' agreement a on it.
+
+    a = |Σ w v| / Σ w |v|, from 0 where they cancel to 1 where all signs are the same. Embeddings are averaged, and so
+    is a tensor on which nobody agrees with anybody.
+    """
+    opened = [(c.codec, codecs.readable(c.codec, c.payload, fragment.size)) for c in held]
+    shares = _shares(held).astype(np.float32)
+    rows = (frozen(~_averaged(fragment)), fragment.row_start, fragment.row_stop, fragment.row_slot)
+    squares = np.empty(fragment.row_count, np.float64)
+
+    def work(row_lo: int, row_hi: int) -> None:
+        for lo in range(row_lo, row_hi, ROWS_AT_ONCE):
+            hi = min(lo + ROWS_AT_ONCE, row_hi)
+            start, stop = int(fragment.row_start[lo]), int(fragment.row_stop[hi - 1])
+            mean = out[start:stop]
+            mean[:] = 0.0
+            mass, decoded = np.zeros_like(mean), np.empty_like(mean)
+            for (codec, parts), share in zip(opened, shares, strict=True):
+                codecs.decode_piece(codec, parts, start, decoded)
+                kernels.add_both(share, frozen(decoded), mean, mass)
+            kernels.weigh_by_agreement(*rows, frozen(mass), out, lo, hi)
+            codecs.inspect_parts("fp32", (frozen(out),), fragment, squares, lo, hi)
+
+    over_rows(work, fragment.row_count, threads)
+    _stretch(fragment, held, squares, np.maximum(DIRECTION_MIN * _radii(fragment, held), NORM_MIN), out, threads)
+
+
+RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean, "consensus": consensus}
+
+
+def _averaged(fragment: Fragment) -> npt.NDArray[np.bool_]:
+    return np.array([slot.kind == "embedding" for slot in fragment.slots])
+
+
+def _radii(fragment: Fragment, held: Sequence[Held]) -> F64:
+    """Σ w ‖v‖ / Σ w of each slot."""
+    norms = np.stack([contribution.norms for contribution in held])
+    # accumulate adds in learner order, sum need not
+    radii: F64 = np.add.accumulate(_per_slot(_shares(held), fragment) * norms, axis=0)[-1]
+    return radii
+
+
+def _stretch(fragment: Fragment, held: Sequence[Held], squares: F64, shortest: F64, out: F32, threads: int) -> None:
+    """Give each tensor of out the mean length of what was contributed; one below `shortest` becomes the mean itself."""
     lengths = codecs.slot_norms(fragment, squares)
-    radii = np.add.accumulate(shares * norms, axis=0)[-1]  # accumulate adds in learner order, sum need not
-
-    cancelled = ~averaged & (lengths < DIRECTION_MIN)
-    _scale(fragment, np.where(averaged, 1.0, radii / np.maximum(lengths, DIRECTION_MIN)), out, threads)
-    for slot in np.flatnonzero(cancelled):
+    factors = _radii(fragment, held) / np.maximum(lengths, shortest)
+    averaged = _averaged(fragment)
+    _scale(fragment, np.where(averaged, 1.0, factors), out, threads)
+    shares = _per_slot(_shares(held), fragment)
+    for slot in np.flatnonzero(~averaged & (lengths < shortest)):
         _add_up(fragment, held, shares, out, threads, rows=np.flatnonzero(fragment.row_slot == slot))
-
-
-RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean}
 
 
 def _shares(held: Sequence[Held]) -> F64:

@@ -16,7 +16,7 @@ from skerry.algo.codecs import U8
 from skerry.algo.fragments import F32, ROW
 from skerry.algo.kernels import Array, check_flat, frozen, over_rows
 
-OUTER_RULES = ("nesterov", "sgd")
+OUTER_RULES = ("nesterov", "sgd", "delayed")
 PIECE = 16 * ROW  # elements worked on while they stay in cache
 
 
@@ -39,25 +39,44 @@ def outer_step(
     delta: F32,
     threads: int = 1,
     out: tuple[F32, F32] | None = None,
+    version: int = 0,
+    delay: int = 1,
+    restart: int = 0,
 ) -> tuple[F32, F32]:
-    """(x, b'): Nesterov b' = μ b + Δ, x = (Θ + e) + η (Δ + μ b'); plain SGD x = (Θ + e) + η Δ, b' = 0."""
+    """(x, b'): Nesterov b' = μ b + Δ, x = (Θ + e) + η (Δ + μ b'); plain SGD x = (Θ + e) + η Δ, b' = 0.
+
+    Delayed Nesterov (arXiv 2401.09135) is SGD, and at each version that is a multiple of `delay` a Nesterov step with
+    the mean of the Δ since the last. Its velocity is μ b and what of that mean is known so far. At a multiple of
+    `restart` (0: never) the velocity is forgotten before the step (arXiv 2605.28585).
+    """
     if rule not in OUTER_RULES:
         raise ValueError(f"unknown outer rule {rule!r}, known are {', '.join(OUTER_RULES)}")
     x, velocity_new = out or (np.empty_like(theta), np.empty_like(theta))
     check_flat(theta.size, theta, error, velocity, delta, x, velocity_new)
     eta, mu = np.float32(lr), np.float32(momentum)
+    if is_multiple(version, restart):
+        velocity = np.zeros_like(velocity)
+    push, keep = (mu, mu) if is_multiple(version, delay) else (np.float32(0), np.float32(1))
 
     def work(row_lo: int, row_hi: int) -> None:
         at = slice(row_lo * ROW, row_hi * ROW)
         master, step = (frozen(theta[at]), frozen(error[at])), frozen(delta[at])
         if rule == "nesterov":
             kernels.nesterov(eta, mu, *master, frozen(velocity[at]), step, x[at], velocity_new[at])
+        elif rule == "delayed":
+            rates = (eta, np.float32(1 / delay), push, keep)
+            kernels.delayed(*rates, *master, frozen(velocity[at]), step, x[at], velocity_new[at])
         else:
             kernels.sgd(eta, *master, step, x[at])
             velocity_new[at] = 0.0
 
     over_rows(work, -(-theta.size // ROW), threads)
     return x, velocity_new
+
+
+def is_multiple(version: int, period: int) -> bool:
+    """Whether something done every `period` versions is done at this one; a period of 0 is never."""
+    return period > 0 and version % period == 0
 
 
 def publish(codec: str, x: F32, theta: F32, threads: int = 1, out: tuple[F32, F32] | None = None) -> Published:

@@ -33,6 +33,7 @@ VERBS = {
     "replay": "recompute a run from its tape and compare, or without one learner",
     "chaos": "torture a local run by a fault plan, and measure what it takes",
     "simulate": "the real protocol in virtual time under thousands of seeded faults",
+    "lab": "studies of quality: many learners on one device, variants of a run against a baseline",
     "bench": "measure, subject and reference in one run",
 }
 PARENT_POLL_S = 0.5
@@ -91,12 +92,13 @@ def check_interrupted() -> None:
 
 def _refusals() -> tuple[type[Exception], ...]:
     from skerry.chaos.plan import PlanError
+    from skerry.lab.study import StudyError
     from skerry.node.model import ModelError
     from skerry.shell.learner import RefusedError
     from skerry.store.files import StoreError
     from skerry.train.data import DataError
 
-    return (Refusal, ConfigError, PlanError, WireError, ModelError, StoreError, DataError, RefusedError)
+    return (Refusal, ConfigError, PlanError, StudyError, WireError, ModelError, StoreError, DataError, RefusedError)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -41,7 +41,7 @@ from skerry.core.facts import (
 )
 from skerry.core.ledger import MERGED, Account, Ledger, Settled
 from skerry.core.quorum import quorum_size
-from skerry.core.schedule import STEADY, WARM, phase_at, sync_every_at
+from skerry.core.schedule import STEADY, WARM, phase_at, recipe_of, sync_every_at
 from skerry.core.state import RunState, created
 
 PHASES = ("created", "training", "closing", "closed")
@@ -301,15 +301,9 @@ class Audit:
         points = (opened_from, fact.progress, *(min(max(turn, opened_from), fact.progress) for turn in turns))
         every = [sync_every_at(sync, point) for point in points]
         self._demand(min(every) <= fact.sync_every <= max(every), "I3", "H = {}, not in {}", fact.sync_every, every)
-        is_steady = fact.phase == STEADY
-        expected = (
-            config.merge.rule if is_steady else "mean",
-            config.outer.rule if is_steady else "sgd",
-            config.outer.lr if is_steady else 1.0,
-            config.outer.momentum if is_steady else 0.0,
-            "fp32" if fact.phase == "closing" else config.wire.codec_down,
-        )
-        said = (fact.rule, fact.outer, fact.lr, fact.momentum, fact.codec)
+        codec = "fp32" if fact.phase == "closing" else config.wire.codec_down
+        expected = (*recipe_of(config, fact.phase), codec)
+        said = (fact.rule, fact.outer, fact.lr, fact.momentum, fact.delay, fact.restart, fact.codec)
         self._demand(said == expected, "I3", "merged by {}, configured {}", said, expected)
 
     # ------------------------------------------------------------------------------------------ small things

@@ -141,6 +141,8 @@ class Merge(Struct, frozen=True):
     progress: float
     open_s: float
     elapsed_s: float
+    delay: int = 1
+    restart: int = 0
 
 
 class Dismiss(Struct, frozen=True):
@@ -179,6 +181,7 @@ class Boundary(Struct, frozen=True):
     snapshots: tuple[Taken, ...]
     fast_forwarded: bool
     loss: float = 0.0
+    overwritten: tuple[int, ...] = ()  # fragments that were set to a version, whatever they held
 
 
 class Linked(Struct, frozen=True):

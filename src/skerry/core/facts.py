@@ -99,6 +99,8 @@ class Committed(Struct, frozen=True, tag=True):
     codecs: tuple[str, ...] = ()  # of the contributions, one per merged row
     bases: tuple[int, ...] = ()  # the versions they are relative to
     payloads: str = ""  # file with their bytes, one after the other, where the run records them
+    delay: int = 1  # the outer rule's, as are lr and momentum
+    restart: int = 0
 
 
 class Discarded(Struct, frozen=True, tag=True):

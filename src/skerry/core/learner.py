@@ -153,8 +153,23 @@ class LearnerMachine:
             self._fast_forwarding = False
             for position in self.positions:
                 position.mark_step, position.mark_tokens = self.step_count, self.tokens
+        for p in event.overwritten:
+            self._overwritten(self.positions[p])
         for taken in event.snapshots:
-            self._contribute(taken.fragment, taken.base_version)
+            if taken.fragment in event.overwritten and self.state == "training":
+                self._do(Snapshot(taken.fragment))  # there is nothing left to answer with; after a step there is
+            else:
+                self._contribute(taken.fragment, taken.base_version)
+
+    def _overwritten(self, position: Position) -> None:
+        """The fragment holds a version and nothing of its own: the steps up to here are given up.
+
+        Not those of an outstanding contribution, whose bytes may be merged yet: the mark stays before them. What
+        settles or drops it comes with an overwrite or a fast-forward, which moves the mark past everything, so no two
+        contributions overlap. Were it dropped here, one with a slow link might never get its work in.
+        """
+        if position.outstanding is None:
+            position.mark_step, position.mark_tokens = self.step_count, self.tokens
 
     def _contribute(self, p: int, base_version: int) -> None:
         position = self.positions[p]

@@ -35,6 +35,7 @@ class Member:
     sending: set[int] = field(default_factory=set)
     pulled_at: dict[int, float] = field(default_factory=dict)
     told_stop_at: float | None = None
+    has_adopted_all: bool = False  # by its last report
     is_stepping: bool = False  # it took a step since its link is up
 
     def connect(self, now: float) -> None:
@@ -46,6 +47,7 @@ class Member:
         self.pulled_at.clear()
         self.told_stop_at = None
         self.report = None
+        self.has_adopted_all = False
         self.is_stepping = False
         self.stepped_at = now
 
@@ -69,6 +71,7 @@ class Member:
             if self.report is not None and position.base_version > self.report.positions[p].base_version:
                 self.sent_at[p] = now
         self.report, self.reported_at = report, now
+        self.has_adopted_all = all(position.base_version > FULL for position in report.positions)
         return True
 
     def hand_over(self, p: int, version: int, now: float) -> None:
@@ -91,10 +94,6 @@ class Member:
     @property
     def step(self) -> int:
         return self.report.step if self.report else 0
-
-    @property
-    def has_adopted_all(self) -> bool:
-        return self.report is not None and all(p.base_version > FULL for p in self.report.positions)
 
     @property
     def is_stopped(self) -> bool:

@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from skerry.config import Run, Sync
+from skerry.config import Config, Run, Sync
 from skerry.core.ledger import Ledger
 
 WARM = "warm"
 STEADY = "steady"
+
+
+class Recipe(NamedTuple):
+    """What a merge does: its rule, and the outer step."""
+
+    rule: str
+    outer: str
+    lr: float
+    momentum: float
+    delay: int = 1
+    restart: int = 0
+
+
+LAST_MERGE = Recipe("mean", "sgd", 1.0, 0.0)  # the model moves to where the learners are
 
 
 def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
@@ -28,6 +43,17 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
 
 def phase_at(sync: Sync, progress: float) -> str:
     return WARM if sync.policy == "warm" and progress < sync.warm_share else STEADY
+
+
+def recipe_of(config: Config, phase: str) -> Recipe:
+    """What a round of this phase does; momentum begins from zero at the end of the warm phase."""
+    outer = config.outer
+    if phase == STEADY:
+        delay = outer.delay if outer.rule == "delayed" else 1
+        return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
+    if phase == WARM:
+        return Recipe(config.sync.warm_rule, "sgd", config.sync.warm_lr, 0.0)
+    return LAST_MERGE
 
 
 def sync_every_at(sync: Sync, progress: float) -> int:
@@ -80,8 +106,12 @@ class Pacer:
             self.allowance = min(self.allowance + steps * fragments_per_step, 2 * max(1.0, fragments_per_step))
         self._at = now
 
+    @property
+    def has_any(self) -> bool:
+        return self.allowance >= 1
+
     def take(self) -> bool:
-        if self.allowance < 1:
+        if not self.has_any:
             return False
         self.allowance -= 1
         return True

@@ -41,11 +41,11 @@ from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, St
 from skerry.core.quorum import decide, grace_s, quorum_size
 from skerry.core.samples import Samples
 from skerry.core.schedule import (
-    STEADY,
     Pacer,
     first_due,
     overdue,
     phase_at,
+    recipe_of,
     rounds_open_max,
     spent_at,
     sync_every_at,
@@ -90,6 +90,7 @@ class SyncerMachine:
         self.samples = Samples()
         self._sampled_at = now
         self.closing_since: float | None = now if state.phase == "closing" else None
+        self._floors: dict[str, list[int]] = {}  # learner -> per fragment, up to where its work is out of reach
         self._closed_at: dict[int, float] = {}  # fragment -> when its last round closed
         self._adopting: dict[int, set[str]] = {}  # fragment -> learners that have not yet reported its version
         self._origin: float | None = None  # when the clock of `elapsed_s` would have begun; it stands until a step
@@ -122,6 +123,7 @@ class SyncerMachine:
                 self._arrive(event)
             case PublicationSent():
                 self._publication_sent(event)
+                return self._actions  # that bytes have left moves no round
             case MergeDone():
                 self._merged(event)
             case Interrupted():
@@ -130,7 +132,7 @@ class SyncerMachine:
                 return self._actions
             case Ticked():
                 pass
-        self._advance()
+        self._advance(is_due_anew=not isinstance(event, Arrived))
         return self._actions
 
     # ------------------------------------------------------------------------------------------ who is there
@@ -190,6 +192,7 @@ class SyncerMachine:
         member = self.members.get(learner)
         if member is None or member.life != life:
             member = self.members[learner] = Member(learner, life, len(self.state.fragments))
+            self._floors.pop(learner, None)
         member.connect(self._now)
         before = [self.state.ledger.account(learner, n) for n in range(1, life)]
         self._send(
@@ -225,6 +228,7 @@ class SyncerMachine:
         was_stepping = member.is_stepping
         if not member.take_report(report, self._now):
             return
+        self._floors.pop(report.learner, None)
         self.samples.reported(report)
         if member.is_stepping and not was_stepping:
             self._witness(report.learner, report.life, "stepping")
@@ -305,8 +309,11 @@ class SyncerMachine:
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    def _advance(self) -> None:
-        """Whatever follows from where things stand: open, pull, close, end."""
+    def _advance(self, is_due_anew: bool) -> None:
+        """Whatever follows from where things stand: open, pull, close, end.
+
+        Which fragments are due follows from reports, merges and time; a contribution's arrival spares the look at all.
+        """
         self._measure_progress()
         if self.state.phase == "closed":
             return
@@ -319,11 +326,12 @@ class SyncerMachine:
             return
         ready = self._ready()
         quorum = quorum_size(self.config.sync.quorum, len(ready))
-        self._open(ready, quorum)
+        if is_due_anew:
+            self._open(ready, quorum)
         for p in sorted(self.rounds):
             self._pull(p, ready)
             self._close(p, ready, quorum)
-        if len(ready) >= quorum:
+        if is_due_anew and len(ready) >= quorum:
             self._ask_ahead(ready, quorum)
         self._let_go([m for m in self._connected() if m.is_leaving], ready, quorum)
         self._explain(ready, quorum)
@@ -351,6 +359,9 @@ class SyncerMachine:
         self.pacer.grow(self._now, _kth_step_s(ready, quorum), count / every)
         if len(ready) < quorum:
             return
+        room = rounds_open_max(self.config.sync.fragment_sync_delay, count, every) - len(self.rounds)
+        if room <= 0 or not self.pacer.has_any:
+            return  # nothing could be opened: spare the look at every fragment
         candidates = []
         for p in range(count):
             if p in self.rounds or p in self.merging:
@@ -358,8 +369,7 @@ class SyncerMachine:
             score = overdue([self._unsettled(m, p) for m in ready], quorum, self._due_at(p))
             if score >= 1:
                 candidates.append((-score, p))
-        room = rounds_open_max(self.config.sync.fragment_sync_delay, count, every) - len(self.rounds)
-        for _, p in sorted(candidates)[: max(0, room)]:
+        for _, p in sorted(candidates)[:room]:
             if not self.pacer.take():
                 break
             self.rounds[p] = self._round()
@@ -391,8 +401,9 @@ class SyncerMachine:
             if p in self.rounds or p in self.merging:
                 continue
             kth = sorted((self._unsettled(m, p) for m in ready), reverse=True)[quorum - 1]
+            due_s = (self._due_at(p) - kth) * step_s
             for member in slow:
-                if (self._due_at(p) - kth) * step_s <= ahead[member.learner] and self._may_pull(member, p):
+                if due_s <= ahead[member.learner] and self._may_pull(member, p):
                     self._send_pull(member, p, lossless=False)
 
     def _pull(self, p: int, ready: list[Member]) -> None:
@@ -441,19 +452,19 @@ class SyncerMachine:
         return grace_s(sync.grace, sync.fragment_sync_delay, _kth_step_s(ready, quorum), self.quorum_s, self.sync_s)
 
     def _merge(self, p: int, round_: Round, reason: str, quorum: int, ready: int) -> None:
-        """Order the merge of what is held; the last merges and the warm phase are a plain mean with outer step 1."""
+        """Order the merge of what is held."""
         contributions = tuple(self.held[p][learner] for learner in sorted(self.held[p]))
-        plain = round_.phase != STEADY
+        recipe = recipe_of(self.config, round_.phase)
         self.merging.add(p)
         self._do(
             Merge(
                 fragment=p,
                 version=self.state.fragments[p].version + 1,
                 contributions=contributions,
-                rule="mean" if plain else self.config.merge.rule,
-                outer="sgd" if plain else self.config.outer.rule,
-                lr=1.0 if plain else self.config.outer.lr,
-                momentum=0.0 if plain else self.config.outer.momentum,
+                rule=recipe.rule,
+                outer=recipe.outer,
+                lr=recipe.lr,
+                momentum=recipe.momentum,
                 sync_every=round_.sync_every,
                 quorum=quorum,
                 phase=round_.phase,
@@ -464,6 +475,8 @@ class SyncerMachine:
                 progress=self.progress,
                 open_s=self._now - round_.opened_at,
                 elapsed_s=self.elapsed_s,
+                delay=recipe.delay,
+                restart=recipe.restart,
             )
         )
 
@@ -472,6 +485,7 @@ class SyncerMachine:
         p = fact.fragment
         self.merging.discard(p)
         self.state.apply(fact)
+        self._floors.clear()
         for row in fact.rows:
             held = self.held[p].get(row.learner)
             if row.fate == MERGED and held is not None and held.seq == row.seq and held.life == row.life:
@@ -637,8 +651,13 @@ class SyncerMachine:
     def _unsettled(self, member: Member, p: int) -> int:
         """Steps of a learner on p that it could still contribute: not settled, and not given up by itself."""
         assert member.report is not None
-        settled = self.state.ledger.settled(member.learner, member.life, p).step
-        return member.report.step - max(settled, member.report.positions[p].mark_step)
+        floors = self._floors.get(member.learner)
+        if floors is None:
+            settled = self.state.ledger.account(member.learner, member.life).settled
+            marks = member.report.positions
+            floors = [max(at.step, mark.mark_step) for at, mark in zip(settled, marks, strict=True)]
+            self._floors[member.learner] = floors
+        return member.report.step - floors[p]
 
     def _settled(self, c: Contribution) -> Settled:
         return self.state.ledger.settled(c.learner, c.life, c.fragment)
@@ -659,6 +678,7 @@ class SyncerMachine:
 
     def _record(self, fact: LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled) -> None:
         self.state.apply(fact)
+        self._floors.clear()
         self._do(Record(fact))
 
     def _send(self, member: Member, message: Welcome | Refused | Pull | Rejected | Stop | Done) -> None:

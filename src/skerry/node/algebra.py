@@ -36,7 +36,7 @@ class Merged(NamedTuple):
     """The next version: its values, and the delta that carries it to learners."""
 
     values: Values
-    payload: bytes
+    payload: Payload
     digest: bytes
 
 
@@ -49,10 +49,10 @@ class Algebra(Protocol):
     def merge(
         self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
     ) -> Merged: ...
-    def whole(self, theta: Array) -> memoryview: ...
+    def whole(self, theta: Array) -> Payload: ...
 
     # the learner's
-    def encode(self, codec: str, values: Array) -> tuple[memoryview, Array]: ...
+    def encode(self, codec: str, values: Array) -> tuple[Payload, Array]: ...
     def decode(self, payload: Payload) -> Array: ...
     def adopt(self, codec: str, payload: Payload, base: Array) -> Array: ...
     def first_spoiled(self, values: Array, fragment: Fragment) -> str: ...
@@ -88,7 +88,17 @@ class Float32:
         """Merge, outer step, published delta."""
         delta = merging.merge(order.rule, fragment, held, threads)
         x, velocity = outer.outer_step(
-            order.outer, order.lr, order.momentum, old.theta, old.error, old.velocity, delta, threads
+            order.outer,
+            order.lr,
+            order.momentum,
+            old.theta,
+            old.error,
+            old.velocity,
+            delta,
+            threads,
+            version=order.version,
+            delay=order.delay,
+            restart=order.restart,
         )
         published = outer.publish(codec, x, old.theta, threads)
         assert published.finite, f"fragment {fragment.index} version {order.version} is not finite"

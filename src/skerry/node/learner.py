@@ -4,7 +4,9 @@ Two threads meet here, at one lock. The *node thread* runs the machine, encodes,
 *training thread* only passes boundaries: it adds prepared increments to the live parameters, takes snapshots, and goes
 on; it never waits for the network, and the lock is held for a few assignments at a time.
 
-    drift = θ − Θ_b            adopt: θ ← θ + (Θ_new − Θ_b) − (what a settled contribution takes out)
+    drift = θ − Θ_b            rebase:    θ ← θ + (Θ_new − Θ_b) − (what a settled contribution takes out)
+                               overwrite: θ ← Θ_new
+                               blend:     rebase, then θ ← t + α (θ − t), t = Θ_new + (what is outstanding)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, Layout, split
+from skerry.algo.fragments import Fragment, Layout, split
 from skerry.core.events import (
     Adopt,
     Boundary,
@@ -40,19 +42,20 @@ from skerry.core.events import (
 )
 from skerry.core.learner import LearnerMachine
 from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Lend, Lent, Publication, Welcome
-from skerry.node.algebra import FLOAT32, Algebra, Payload
+from skerry.node.algebra import FLOAT32, Algebra, Array, Payload
 
 log = logging.getLogger("skerry.learner")
 
-Pending = Callable[[], F32]  # a snapshot under way: call it, off the training thread, for the values
+Pending = Callable[[], Array]  # a snapshot under way: call it, off the training thread, for the values
 
 
 class Parameters(Protocol):
-    """The live parameters, fragment by fragment as flat float32; called on the training thread at a boundary."""
+    """The live parameters, a fragment as one flat array; called on the training thread at a boundary."""
 
     def read(self, fragment: Fragment) -> Pending: ...
-    def add(self, fragment: Fragment, increment: F32) -> None: ...
-    def write(self, fragment: Fragment, values: F32) -> None: ...
+    def add(self, fragment: Fragment, increment: Array) -> None: ...
+    def write(self, fragment: Fragment, values: Array) -> None: ...
+    def blend(self, fragment: Fragment, towards: Array, alpha: float) -> None: ...  # θ ← towards + alpha (θ − towards)
     def reset_optimizer(self) -> None: ...
 
 
@@ -69,11 +72,12 @@ class Link(Protocol):
 
 @dataclass
 class Adoption:
-    """What the next boundary does to one fragment: add the increment, or write the values of a first base."""
+    """What the next boundary does to one fragment: add the increment, or write the base where there is none."""
 
     version: int
-    base: F32
-    increment: F32 | None
+    base: Array
+    increment: Array | None
+    towards: Array | None = None  # of a blend
 
 
 @dataclass
@@ -92,8 +96,8 @@ class Outstanding:
 
     contribution: Contribution
     payload: Payload
-    take_out: F32
-    residual: F32 | None
+    take_out: Array
+    residual: Array | None
     sending: bool = True
 
 
@@ -102,7 +106,7 @@ class Applied:
     """The base the live parameters stand on, as the training thread knows it."""
 
     version: int
-    base: F32
+    base: Array
 
 
 class LearnerNode:
@@ -122,18 +126,20 @@ class LearnerNode:
         self.process, self.clock, self.algebra = process, clock, algebra
         self.machine: LearnerMachine | None = None
         self.config: configs.Config | None = None
+        self.settings = configs.Learner()
         self.welcome: Welcome | None = None
         self.fragments: tuple[Fragment, ...] = ()
         self.ended = False
         self.refused = ""
-        self.bases: list[F32 | None] = []
-        self.residuals: list[F32 | None] = []
+        self.bases: list[Array | None] = []
+        self.residuals: list[Array | None] = []
         self.outstanding: dict[int, Outstanding] = {}
         self._lock = threading.Lock()
         self._work = Work()
-        self._boundaries: deque[tuple[Boundary, dict[int, tuple[F32, Pending]]]] = deque()
+        self._unread: set[int] = set()  # fragments with a snapshot that is no contribution yet
+        self._boundaries: deque[tuple[Boundary, dict[int, tuple[Array, Pending]]]] = deque()
         self._applied: dict[int, Applied] = {}  # training thread only
-        self._snapshots: dict[int, tuple[F32, Pending]] = {}  # node thread only: base and values just taken
+        self._snapshots: dict[int, tuple[Array, Pending]] = {}  # node thread only: base and values just taken
         self._payload: Payload | None = None
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
 
@@ -141,14 +147,9 @@ class LearnerNode:
 
     def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
         """Pass a step boundary: adopt what is prepared, take the snapshots that are asked for, go on."""
-        with self._lock:
-            work, self._work = self._work, Work()
+        work = self._take_work()
         for p, adoption in work.adoptions.items():
-            if adoption.increment is None:
-                self.parameters.write(self.fragments[p], adoption.base)
-            else:
-                self.parameters.add(self.fragments[p], adoption.increment)
-            self._applied[p] = Applied(adoption.version, adoption.base)
+            self._apply(self.fragments[p], adoption)
         if work.fast_forward:
             for p, applied in self._applied.items():
                 self.parameters.write(self.fragments[p], applied.base)
@@ -159,13 +160,47 @@ class LearnerNode:
             applied = self._applied[p]
             taken.append(Taken(p, applied.version))
             values[p] = (applied.base, self.parameters.read(self.fragments[p]))
-        passed = Boundary(steps, tokens, step_s, tuple(taken), work.fast_forward, loss)
+        overwritten = tuple(p for p, adoption in work.adoptions.items() if adoption.increment is None)
+        passed = Boundary(steps, tokens, step_s, tuple(taken), work.fast_forward, loss, overwritten)
         self._boundaries.append((passed, values))
+
+    def _take_work(self) -> Work:
+        """All that waits, but no blend of a fragment whose last snapshot is still being encoded.
+
+        What of the drift is outstanding, and so must stay whole, is known only after that.
+        """
+        with self._lock:
+            work, self._work = self._work, Work()
+            if not work.fast_forward:
+                for p in self._unread & work.adoptions.keys():
+                    if work.adoptions[p].towards is not None:
+                        self._work.adoptions[p] = work.adoptions.pop(p)
+            self._unread |= work.snapshots
+        return work
+
+    def _apply(self, fragment: Fragment, adoption: Adoption) -> None:
+        if adoption.increment is None:
+            self.parameters.write(fragment, adoption.base)
+        else:
+            self.parameters.add(fragment, adoption.increment)
+            if adoption.towards is not None:
+                self.parameters.blend(fragment, adoption.towards, self.settings.adopt_alpha)
+        self._applied[fragment.index] = Applied(adoption.version, adoption.base)
 
     @property
     def is_adopted(self) -> bool:
         """Every fragment's base is in the live parameters: the first step may be taken."""
         return bool(self.fragments) and len(self._applied) == len(self.fragments)
+
+    @property
+    def ramp(self) -> float:
+        """Factor for the inner rate: rises to 1 over `join_warmup` steps after joining a run under way."""
+        if self.machine is None or self.config is None or self.welcome is None:
+            return 1.0
+        warmup = self.config.learner.join_warmup
+        if self.welcome.progress == 0 or not warmup:
+            return 1.0
+        return min(1.0, (self.machine.step_count + 1) / warmup)
 
     @property
     def has_work(self) -> bool:
@@ -195,6 +230,7 @@ class LearnerNode:
     def _begin(self, welcome: Welcome) -> None:
         """The first welcome brings the run's configuration, and with it the fragments."""
         self.config = configs.decode(welcome.config)
+        self.settings = self.config.learner
         fragments = split(self.layout, self.config.sync.num_fragments)
         self.machine = LearnerMachine(self.name, self.config, len(fragments))
         self.bases = [None] * len(fragments)
@@ -226,6 +262,8 @@ class LearnerNode:
         while self._boundaries and self.machine is not None:
             passed, self._snapshots = self._boundaries.popleft()
             self.handle(passed)
+            with self._lock:
+                self._unread -= self._snapshots.keys()
             self._snapshots = {}
 
     def sent(self, fragment: int, seq: int) -> None:
@@ -275,13 +313,15 @@ class LearnerNode:
         if spoiled := self.algebra.first_spoiled(u, self.fragments[c.fragment]):
             return Spoiled(c.fragment, spoiled)
         payload, decoded = self.algebra.encode(c.codec, u)
-        assert self.config is not None
-        if self.config.learner.residual == "buffer":
+        if self.settings.residual == "buffer":
             take_out, left = drift, u - decoded
         else:
             take_out, left = decoded, None
         signed = msgspec.structs.replace(c, digest=self.algebra.checksum(payload))
         out = self.outstanding[c.fragment] = Outstanding(signed, payload, take_out, left, sending=False)
+        with self._lock:  # a version that came in after the snapshot did not know of this
+            if (waiting := self._work.adoptions.get(c.fragment)) is not None:
+                waiting.towards = self._towards(c.fragment, waiting.base)
         self._send(out)
         return None
 
@@ -299,32 +339,40 @@ class LearnerNode:
         if base is None or not self._is_right(base, publication):
             log.warning("fragment %d version %d did not arrive whole: asking for all of it", p, publication.version)
             return Unusable(p)
-        increment = None
-        if old is not None:
-            increment = base - old
-            if take_out:
-                increment -= self._settle(p, take_out)
+        taken = self._settle(p, take_out) if take_out else None
+        increment = towards = None
+        if old is not None and self.settings.adopt != "overwrite":
+            increment, towards = base - old, self._towards(p, base)
+            if taken is not None:
+                increment -= taken
         with self._lock:
             waiting = self._work.adoptions.get(p)
             if waiting is not None and increment is not None:
                 increment = None if waiting.increment is None else waiting.increment + increment
-            self._work.adoptions[p] = Adoption(publication.version, base, increment)
+            self._work.adoptions[p] = Adoption(publication.version, base, increment, towards)
         self.bases[p] = base
         return Prepared(p, publication.version, take_out)
 
-    def _decode(self, publication: Publication, old: F32 | None) -> F32 | None:
+    def _decode(self, publication: Publication, old: Array | None) -> Array | None:
         if publication.base_version == FULL:
             return self.algebra.decode(self._payload)
         return None if old is None else self.algebra.adopt(publication.codec, self._payload, old)
 
-    def _is_right(self, base: F32, publication: Publication) -> bool:
+    def _is_right(self, base: Array, publication: Publication) -> bool:
         is_whole = self.algebra.digest(base) == publication.digest
         return is_whole and not self.algebra.first_spoiled(base, self.fragments[publication.fragment])
 
-    def _settle(self, p: int, seq: int) -> F32:
+    def _towards(self, p: int, base: Array) -> Array | None:
+        """Where a blend pulls θ: to the new base, and what is outstanding stays whole on top of it."""
+        if self.settings.adopt != "blend":
+            return None
+        out = self.outstanding.get(p)
+        return base if out is None else base + out.take_out
+
+    def _settle(self, p: int, seq: int) -> Array:
         out = self.outstanding.pop(p)
         assert out.contribution.seq == seq, (out.contribution, seq)
-        self.residuals[p] = out.residual
+        self.residuals[p] = None if self.settings.adopt == "overwrite" else out.residual
         return out.take_out
 
     def _fast_forward(self, action: FastForward) -> None:

@@ -55,9 +55,7 @@ class Delta(NamedTuple):
 class Outbox(Protocol):
     """Where the node's words go: to learners by (name, life)."""
 
-    def send(
-        self, learner: str, life: int, message: SyncerMessage, payload: Payload | None, tag: object
-    ) -> None: ...
+    def send(self, learner: str, life: int, message: SyncerMessage, payload: Payload | None, tag: object) -> None: ...
 
     def dismiss(self, learner: str, life: int, reason: str) -> None: ...
 
@@ -105,9 +103,7 @@ class SyncerNode:
         while events:
             events.extend(self._perform(self.machine.step(events.popleft(), now)))
 
-    def contribution(
-        self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0
-    ) -> None:
+    def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""
         held, fault = self._inspect(c, payload)
         if fault:
@@ -217,6 +213,8 @@ class SyncerNode:
             codecs=tuple(c.codec for c in action.contributions),
             bases=tuple(c.base_version for c in action.contributions),
             payloads=self.store.put([h.payload.data for h in held], RECORD) if is_recorded else "",
+            delay=action.delay,
+            restart=action.restart,
         )
 
     def _take(self, c: Contribution) -> Held:

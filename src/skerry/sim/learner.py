@@ -6,7 +6,9 @@ moment, while the node is at a message.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from skerry.algo.fragments import Fragment
@@ -80,7 +82,9 @@ class LearnerProcess:
         self.done: list[list[Any]] = [[0] for _ in range(count)]  # fragment -> step -> all work up to it
         self.taken_out: list[Any] = [0] * count
         self.given_up: list[Any] = [0] * count
-        self.dropped_at = 0
+        self.taken: list[Any] = [0] * count  # drift at the last snapshot,
+        self.is_taken_whole = [True] * count  # no blend has scaled it since,
+        self.kept: list[Any] = [0] * count  # and what of it is outstanding
         self.last_seq = [0] * count
         self.settled_seq = [0] * count
         self.low = [(FULL, 0)] * count
@@ -95,14 +99,29 @@ class LearnerProcess:
     # ------------------------------------------------------------------------------------------ its parameters
 
     def read(self, fragment: Fragment) -> Pending:
-        value = self.world.copy(self.values[fragment.index])
+        p = fragment.index
+        value = self.world.copy(self.values[p])
+        self.taken[p], self.is_taken_whole[p] = value - self.node._applied[p].base, True
         return lambda: value
 
     def add(self, fragment: Fragment, increment: Any) -> None:
         self.values[fragment.index] = self.values[fragment.index] + increment
 
     def write(self, fragment: Fragment, values: Any) -> None:
-        self.values[fragment.index] = self.world.copy(values)
+        p = fragment.index
+        self.values[p] = self.world.copy(values)
+        self.given_up[p] = self.done[p][-1] - self.taken_out[p]
+        is_open = self.last_seq[p] != self.settled_seq[p] and self.node.settings.adopt == "overwrite"
+        self.world.saw["overwritten while a contribution was outstanding"] += is_open
+
+    def blend(self, fragment: Fragment, towards: Any, alpha: float) -> None:
+        p = fragment.index
+        rest = self.values[p] - towards
+        kept = math.floor(Fraction(alpha) * rest) if self.world.is_exact else alpha * rest
+        self.values[p] = towards + kept
+        self.given_up[p] = self.given_up[p] + rest - kept
+        self.is_taken_whole[p] = False
+        self.world.saw["blended while a contribution was outstanding"] += self.last_seq[p] != self.settled_seq[p]
 
     def reset_optimizer(self) -> None:
         self.world.saw["optimizer reset"] += 1
@@ -142,8 +161,8 @@ class LearnerProcess:
         tokens = self.tokens[-1] - self.tokens[-1 - steps]
         self.node.boundary(steps, tokens, step_s)
         if is_dropping:
-            self.dropped_at = self.step_count
-            self.given_up = [done[-1] - taken for done, taken in zip(self.done, self.taken_out, strict=True)]
+            self.settled_seq = list(self.last_seq)  # whatever becomes of them, they are not its own any more
+            self.kept = [0] * len(self.kept)
         self.check()
 
     @property
@@ -178,6 +197,7 @@ class LearnerProcess:
         """A contribution left the drift: what it said is taken out, what the codec could not say stays."""
         assert self.node.machine is not None
         self.settled_seq[p] = seq
+        self.kept[p] = 0
         self.taken_out[p] += self.world.truth.said[self.name, self.node.machine.life, p, seq]
 
     # ------------------------------------------------------------------------------------------ the node thread

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from skerry import config as configs
 from skerry.chaos.plan import Fault, Plan, schedule
 from skerry.sim.algebra import BYTES
@@ -34,6 +36,7 @@ KINDS = (
     "leave",  # a learner goes, with a word
 )
 CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
+ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ def draw(seed: int) -> Scenario:
     fault_s = r.choice([0.0, 4.0, 6.0, 8.0])
     kinds = tuple(kind for kind in KINDS if r.random() < r.choice([0.2, 0.5]))
     config = _config(r, step_s, fault_s + r.choice([2.0, 4.0, 6.0]))
+    adopt = random.Random(f"adopt {seed}").choice(ADOPT)  # apart, so that seeds known from before draw the same else
+    config = replace(config, learner=replace(config.learner, adopt=adopt))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,

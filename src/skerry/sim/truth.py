@@ -16,7 +16,7 @@ from skerry.core.messages import FULL, Publication
 from skerry.core.state import RunState
 from skerry.node.learner import Outstanding
 from skerry.node.model import decode_fact
-from skerry.sim.algebra import unpack
+from skerry.sim.algebra import SPOILED, unpack
 from skerry.store.store import Store
 
 if TYPE_CHECKING:
@@ -184,10 +184,17 @@ class Truth:
         """A new contribution: remember what it says; the one before it has its fate."""
         c, p = out.contribution, out.contribution.fragment
         need(c.base_version > FULL, "I15 no fresh start wins", c)
-        is_alone = process.last_seq[p] == process.settled_seq[p] or process.dropped_at >= c.from_step > 0
+        is_alone = process.last_seq[p] == process.settled_seq[p]
         need(is_alone, "I1 exactly once", f"the fate of {process.last_seq[p]} is unknown: {c}")
         process.last_seq[p] = c.seq
-        self.said[c.learner, c.life, p, c.seq] = unpack(out.payload) if self.world.is_exact else 0
+        said = self.said[c.learner, c.life, p, c.seq] = unpack(out.payload) if self.world.is_exact else 0
+        settings = self.world.scenario.config.learner
+        process.kept[p] = said if settings.residual == "theta" else process.taken[p]
+        need(process.is_taken_whole[p], "no work lost or doubled", f"a blend scaled what was on its way: {c}")
+        if self.world.is_exact and settings.adopt == "overwrite":
+            done = process.done[p]
+            work = (done[c.to_step] - done[c.from_step]) % SPOILED  # a NaN may have come after the snapshot
+            need(said == self.world.algebra.encode(c.codec, work)[1], "no work lost or doubled", f"of other steps: {c}")
 
     def fast_forwarded(self, reason: str) -> None:
         self.saw["fast-forward: stale"] += "behind" in reason
@@ -205,6 +212,9 @@ class Truth:
             if waiting.increment is None:
                 return
             held += waiting.increment  # type: ignore[assignment]
+            if waiting.towards is not None:
+                is_whole = waiting.towards - waiting.base == process.kept[p]
+                need(bool(is_whole), "no work lost or doubled", (process.name, p, "a blend scales what is outstanding"))
         residual: int = node.residuals[p] or 0  # type: ignore[assignment]
         done = process.done[p][-1] - process.given_up[p]
         need(held + residual + process.taken_out[p] == done, "no work lost or doubled", (process.name, p))

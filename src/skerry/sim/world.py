@@ -9,7 +9,6 @@ demanded within its bound: everyone takes part again, the run closes, nothing is
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from skerry.sim.learner import LearnerProcess
 from skerry.sim.network import Link
 from skerry.sim.scenario import Scenario, draw
 from skerry.sim.syncer import ROOT, SyncerProcess, WatchedStore
+from skerry.sim.timeline import Timeline
 from skerry.sim.truth import Truth, need
 from skerry.store.files import FileSystem
 
@@ -45,19 +45,19 @@ def layout_for(fragments: int) -> tuple[Layout, tuple[Fragment, ...]]:
     return layout, split(layout, fragments)
 
 
-class World:
-    """The heap of things to come and everything they happen to."""
+class World(Timeline):
+    """Virtual time and everything that happens in it."""
 
     def __init__(
         self, seed: int, *, tensors: bool = False, scenario: Scenario | None = None, plan: Sequence[Fault] = ()
     ) -> None:
+        super().__init__()
         self.seed = seed
         self.scenario = scenario or draw(seed)
         self.random = random.Random(f"world {seed}")
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
         self.layout, self.fragments = layout_for(self.scenario.config.sync.num_fragments)
-        self.now = 0.0
         self.events = 0
         self.saw: Counter[str] = Counter()
         self.trace: Callable[[str], None] | None = None  # where every event is told, if anywhere
@@ -71,8 +71,7 @@ class World:
         self._older: list[LearnerProcess] = []  # that may not know yet
         self.links: list[Link] = []
         self.faults = Faults(self, plan)
-        self._heap: list[tuple[float, int, Callable[[], object]]] = []
-        self._order = self._numbers = 0
+        self._numbers = 0
         self._create()
 
     def __repr__(self) -> str:
@@ -100,19 +99,6 @@ class World:
             self.trace(f"{self.now:9.3f}  {' '.join(map(str, words))}")
 
     # ------------------------------------------------------------------------------------------ time
-
-    def at(self, delay_s: float, call: Callable[[], object]) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._order, call))
-
-    def run_until(self, end: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-        while self._heap and self._heap[0][0] <= end:
-            if is_over():
-                return True
-            self.now, _, call = heapq.heappop(self._heap)
-            call()
-        self.now = max(self.now, end)
-        return is_over()
 
     def wall_clock(self) -> float:
         return self.now + self.wall_ahead_s

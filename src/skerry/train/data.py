@@ -81,11 +81,14 @@ class Stream:
         return self
 
     def __next__(self) -> Batch:
+        return windows(self.text, self.starts(), self.context)
+
+    def starts(self) -> np.ndarray:
+        """Where the next batch's windows start in this shard's text; moves on by one batch."""
         # Raw draws, because numpy keeps those the same from release to release.
         draws = np.random.Philox(np.random.SeedSequence([self.seed, self.shard, self.position]))
-        starts = draws.random_raw(self.batch) % np.uint64(len(self.text) - self.context)
         self.position += 1
-        return windows(self.text, starts.astype(np.int64), self.context)
+        return (draws.random_raw(self.batch) % np.uint64(len(self.text) - self.context)).astype(np.int64)
 
     def __repr__(self) -> str:
         return f"Stream(shard {self.shard}, seed {self.seed}, position {self.position})"

@@ -1,0 +1,583 @@
+"""Studies: TOML in, jobs out; jobs run in worker processes; their results kept in a file that only grows.
+
+A study names variants of a run and the seeds each is run with. A job is one variant with one seed, its configuration
+resolved; its key is a digest of all that decides the outcome. A result counts for a job if it has that key, whoever
+made it, so a study goes on where it was stopped, and a variant of two studies is run once.
+
+Rules that hold here: nothing imports torch but the workers; a job that fails takes no other with it; a result is on the
+disk before the next is waited for. RECIPE is raised when the laboratory changes what it computes, or when a key of the
+configuration is added whose default is not what was done before: then old results count no more.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import signal
+import threading
+import time
+import tomllib
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import msgspec
+from msgspec import Struct
+
+from skerry import config as configs
+from skerry.config import Config, ConfigError
+from skerry.train.shapes import shape_of
+
+RECIPE = 1
+RESULTS = "results.jsonl"
+WHOLE = 0.05  # 1 / speed may miss a whole number by this much: 0.33 is a third
+TELL_S = 0.2  # between two words of a worker on its progress
+LOOK_S = 1.0  # between two looks at workers that may have died in silence
+END_S = 5.0  # for a worker to end by itself
+
+HEAD = ("name", "about", "seeds", "baseline", "common", "variants")
+TABLES = (*Config.__struct_fields__, "lab")
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+
+
+class StudyError(Exception):
+    """A study nobody can run, or results nobody can read: one line naming the file, the place and what is legal."""
+
+
+class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What only the laboratory knows: who is slow, dead or away, what the links carry, what is measured.
+
+    Time is virtual: a step of speed 1 takes learner.step_s, or 0.3 s where that is 0.
+    """
+
+    data_parallel: bool = False  # one replica with M times the batch and no syncer: the baseline
+    speeds: tuple[float, ...] = ()  # 1/n each; one per learner, or a pattern that repeats; (): all 1
+    dead_share: float = 0.0  # of the time of each learner
+    dead_steps: float = 50.0  # how long at a time, on average, in steps of speed 1
+    keep_optimizer: bool = False  # a learner that comes back has its Adam moments
+    domains: bool = False  # each learner draws from a stretch of the text of its own, not from dealt chunks
+    away_half: int = 0  # so many learners come for the middle half of the run only
+    latency_s: float = 0.02  # one way
+    mbit_s: float = 0.0  # of each learner's link, each way; 0: unlimited
+    points: int = 20  # of the loss curve
+    held_out: int = 256  # batches of 8, for the loss at the end
+    precision: Literal["bf16", "float32"] = "bf16"  # of matrix products on a GPU; on a CPU always float32
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One variant with one seed; a relative data.path begins at `folder`, which is no part of the key."""
+
+    study: str
+    variant: str
+    seed: int
+    config: Config
+    setting: Setting
+    folder: str = "."
+
+    @property
+    def key(self) -> str:
+        return _digest(msgspec.to_builtins(self.config), msgspec.to_builtins(self.setting))
+
+    def __str__(self) -> str:
+        return f"{self.study}/{self.variant} seed {self.seed}"
+
+
+class Point(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The loss on the way: tokens kept and bytes sent both ways by all learners so far."""
+
+    progress: float
+    tokens: int
+    bytes: int
+    loss: float
+    agreement: float = 0.0  # mean cosine between two learners' contributions to a merge, since the last point
+    echo: float = 0.0  # and between a merged delta and the one before it
+
+
+class Result(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one job gave; losses are held-out nats/byte, NaN where the run diverged."""
+
+    key: str
+    study: str
+    variant: str
+    seed: int
+    loss: float
+    loss_before_close: float
+    diverged: bool
+    points: tuple[Point, ...]
+    parameters: int
+    tokens: int
+    tokens_discarded: int
+    steps: int
+    merges: int
+    contributors: float
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    device: str
+    versions: dict[str, str]
+    config: dict[str, Any]
+    setting: dict[str, Any]
+
+
+class Study(Struct, frozen=True, kw_only=True):
+    """A file's content; `variants` are those chosen, `jobs` those of all variants, in the order in which they run."""
+
+    file: str
+    name: str
+    about: str
+    baseline: str
+    seeds: tuple[int, ...]
+    variants: tuple[str, ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def chosen(self) -> list[Job]:
+        return [job for job in self.jobs if job.variant in self.variants]
+
+    def narrowed(self, variants: Sequence[str] = (), seeds: Sequence[int] = ()) -> Study:
+        """Only these variants, or only these seeds."""
+        kept = tuple(seed for seed in self.seeds if not seeds or seed in seeds)
+        return msgspec.structs.replace(
+            self,
+            seeds=kept,
+            variants=tuple(name for name in self.variants if not variants or name in variants),
+            jobs=tuple(job for job in self.jobs if job.seed in kept),
+        )
+
+
+Run = Callable[[Job, str, Callable[[float], None]], Result]
+
+
+def _digest(config: dict[str, Any], setting: dict[str, Any]) -> str:
+    unnamed = {key: value for key, value in config.get("run", {}).items() if key != "name"}
+    said = json.dumps([RECIPE, config | {"run": unnamed}, setting], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------- reading a study
+
+
+def read(file: Path) -> Study:
+    try:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise StudyError(f"{file}: cannot be read ({error.strerror}): check the path of the study") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{file}: is not valid TOML: {error}") from None
+    for key in table:
+        if key not in HEAD:
+            raise StudyError(f"{file}: unknown key {key}: {_near(key, HEAD)}")
+    name, about, baseline = (_word(file, table, key) for key in ("name", "about", "baseline"))
+    if not NAME.fullmatch(name):
+        raise StudyError(f"{file}: name = {name!r}: use 1 to 64 of a-z, 0-9, '.' and '-'")
+    seeds = _seeds(file, table.get("seeds"))
+    variants = _variants(file, table)
+    if baseline and ":" not in baseline and baseline not in variants:
+        hint = f"{_near(baseline, variants)} (another study's is written study:variant)"
+        raise StudyError(f"{file}: baseline = {baseline!r}: no such variant: {hint}")
+    jobs = [
+        Job(
+            study=name,
+            variant=variant,
+            seed=seed,
+            config=msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, seed=seed)),
+            setting=setting,
+            folder=str(file.absolute().parent),
+        )
+        for seed in seeds
+        for variant, (config, setting) in variants.items()
+    ]
+    return Study(
+        file=str(file),
+        name=name,
+        about=about,
+        baseline=baseline,
+        seeds=seeds,
+        variants=tuple(variants),
+        jobs=tuple(jobs),
+    )
+
+
+def _word(file: Path, table: dict[str, Any], key: str) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str):
+        raise StudyError(f"{file}: {key} = {value!r}: must be text")
+    return value
+
+
+def _seeds(file: Path, seeds: object) -> tuple[int, ...]:
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):
+        raise StudyError(f"{file}: seeds = {seeds!r}: write a list of whole numbers from 0, like [0, 1, 2]")
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise StudyError(f"{file}: seeds = {seeds!r}: {seed} is there twice")
+    return tuple(seeds)
+
+
+def _variants(file: Path, table: dict[str, Any]) -> dict[str, tuple[Config, Setting]]:
+    common, named = table.get("common", {}), table.get("variants")
+    if not isinstance(named, dict) or not named:
+        raise StudyError(f"{file}: has no variant: write a table like [variants.defaults]")
+    base, common_lab = _overlaid(f"{file}, common", configs.default(), {}, common)
+    variants = {}
+    for name, changes in named.items():
+        where = f"{file}, variant {name}"
+        if not NAME.fullmatch(name):
+            raise StudyError(f"{where}: use 1 to 64 of a-z, 0-9, '.' and '-' for its name")
+        config, lab = _overlaid(where, base, common_lab, changes)
+        setting = _setting(where, lab)
+        for problem in _problems(config, setting):
+            raise StudyError(f"{where}: {problem}")
+        variants[name] = config, setting
+    return variants
+
+
+def _overlaid(where: str, base: Config, lab: dict[str, Any], changes: object) -> tuple[Config, dict[str, Any]]:
+    """A configuration and the laboratory's keys, with changes on top; what is unknown is refused."""
+    if not isinstance(changes, dict):
+        raise StudyError(f"{where}: must be a table")
+    for table, values in changes.items():
+        if table not in TABLES:
+            raise StudyError(f"{where}: unknown table {table}: {_near(table, TABLES)}")
+        if not isinstance(values, dict):
+            raise StudyError(f"{where}: {table} = {values!r}: is a table: write keys below it")
+    given = [(f"{table}.{key}", value) for table, values in changes.items() for key, value in values.items()]
+    for dotted, _ in given:
+        table, key = dotted.split(".", 1)
+        if table == "lab" and key not in Setting.__struct_fields__:
+            raise StudyError(f"{where}: unknown key {dotted}: {_near(key, Setting.__struct_fields__)}")
+        if dotted == "run.seed":
+            raise StudyError(f"{where}: run.seed: a study lists its seeds at the top: seeds = [0, 1, 2]")
+    try:
+        config = configs.resolve(base, None, [one for one in given if not one[0].startswith("lab.")])
+    except ConfigError as error:
+        raise StudyError(f"{where}: {str(error).removeprefix('command line: ')}") from None
+    return config, lab | changes.get("lab", {})
+
+
+def _setting(where: str, lab: dict[str, Any]) -> Setting:
+    try:
+        return msgspec.convert(lab, Setting)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"[^a-z_]", path)[0]
+        raise StudyError(f"{where}: lab.{key} = {lab[key]!r}: {text[0].lower() + text[1:]}") from None
+
+
+def _problems(config: Config, setting: Setting) -> Iterator[str]:
+    try:
+        configs.validate(config)
+        shape_of(config.model)
+    except ConfigError as error:
+        yield str(error)
+    if config.run.minutes:
+        yield f"run.minutes = {config.run.minutes:g}: variants are compared at equal work: set run.tokens or run.steps"
+    for key, low, high in _RANGES:
+        value = getattr(setting, key)
+        if not low <= value <= high:
+            yield f"lab.{key} = {value:g}: must be from {low:g} to {high:g}"
+    learners, speeds = config.run.learners, list(setting.speeds)
+    for speed in speeds:
+        if not 0.001 <= speed <= 1 or abs(1 / speed - round(1 / speed)) > WHOLE:
+            yield f"lab.speeds = {speeds}: {speed:g} is not 1/n with n a whole number, like 1, 0.5 or 0.25"
+    if len(speeds) > learners:
+        yield f"lab.speeds = {speeds}: {len(speeds)} speeds for {learners} learners (run.learners)"
+    if setting.away_half >= learners:
+        yield f"lab.away_half = {setting.away_half}: of {learners} learners (run.learners) one must be there throughout"
+    idle = [key for key in ("speeds", "dead_share", "away_half") if getattr(setting, key)]
+    if setting.data_parallel and idle:
+        none = "[]" if idle[0] == "speeds" else "0"
+        yield f"lab.{idle[0]}: a data-parallel replica is never slow, dead or away: set it to {none} in this variant"
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("dead_share", 0, 0.9),
+    ("dead_steps", 1, 10**6),
+    ("away_half", 0, 4096),
+    ("latency_s", 0, 60),
+    ("mbit_s", 0, 10**6),
+    ("points", 1, 10**4),
+    ("held_out", 1, 10**5),
+)
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+class Results:
+    """A file of results, one JSON object a line; of two with the same key the later counts."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.warning = ""
+        self._by_key: dict[str, Result] = {}
+        self._by_name: dict[tuple[str, str, int], Result] = {}
+        try:
+            lines = file.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StudyError(f"{file}: cannot be read ({error.strerror}): check --results") from None
+        if not _is_whole(lines[-1]):
+            self.warning = f"{file}: the last line is torn and not counted; its job runs again"
+            lines.pop()
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                self._add(_decoded(f"{file}:{number}", line))
+
+    def _add(self, result: Result) -> None:
+        key = _key_today(result)
+        if key is not None:
+            self._by_key[key] = result
+            self._by_name[result.study, result.variant, result.seed] = result
+
+    def of(self, job: Job) -> Result | None:
+        return self._by_key.get(job.key)
+
+    def named(self, study: str, variant: str) -> dict[int, Result]:
+        """By seed, what this study's variant gave last."""
+        return {name[2]: result for name, result in self._by_name.items() if name[:2] == (study, variant)}
+
+    def append(self, result: Result) -> None:
+        """On the disk when this returns; what a crash left of a line is cut off first."""
+        line = msgspec.json.encode(result) + b"\n"
+        with self._opened() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may add to the same file
+            file.seek(0)
+            last = file.read().split(b"\n")[-1]
+            if not _is_whole(last):
+                file.truncate(file.tell() - len(last))
+            elif last:
+                line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._add(result)
+
+    def check_writable(self) -> None:
+        with self._opened():
+            pass
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a+b") as file:
+                yield file
+        except OSError as error:
+            raise StudyError(
+                f"{self.file}: cannot be written ({error.strerror}): choose another with --results"
+            ) from None
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether the bytes after the last line end are a line that only lacks its end, or nothing."""
+    if not line:
+        return True
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _decoded(where: str, line: bytes) -> Result:
+    try:
+        record = msgspec.json.decode(line)
+        if isinstance(record, dict):  # JSON has no NaN: where a run diverged stands null
+            for one in [record, *record.get("points", ())]:
+                for key in ("loss", "loss_before_close"):
+                    if key in one and one[key] is None:
+                        one[key] = math.nan
+        return msgspec.convert(record, Result)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        raise StudyError(f"{where}: is no result of this version ({error}): mend the line or take it out") from None
+
+
+def _key_today(result: Result) -> str | None:
+    """What the key of this result's job is now that the configuration may have grown; None: it counts no more."""
+    if result.key != _digest(result.config, result.setting):  # of another recipe
+        return None
+    try:
+        config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
+    except msgspec.ValidationError:  # something it was run with is gone
+        return None
+    return _digest(msgspec.to_builtins(config), msgspec.to_builtins(setting))
+
+
+# ---------------------------------------------------------------------------------------------- running
+
+
+@dataclass(frozen=True)
+class Event:
+    """A job has begun or got further; or it has ended, with a result or with the reason why there is none."""
+
+    job: Job
+    progress: float = 0.0
+    result: Result | None = None
+    failure: str = ""
+
+
+def execute(
+    jobs: Iterable[Job], device: str = "cpu", workers: int = 1, minutes: float = math.inf, run: Run | None = None
+) -> Generator[Event, None, None]:
+    """Run jobs, each alone in one of a few processes, and tell what becomes of them; none starts after `minutes`.
+
+    Close the iterator and the processes end. `run` is what a worker calls, by default that of skerry.lab.run.
+    """
+    waiting, until = deque(jobs), time.monotonic() + 60 * minutes
+    idle: list[_Worker] = []
+    busy: list[_Worker] = []
+    try:
+        while True:
+            while waiting and len(busy) < workers and time.monotonic() < until:
+                worker = idle.pop() if idle else _Worker(device, run)
+                busy.append(worker)
+                worker.begin(waiting[0])
+                yield Event(waiting.popleft())
+            if not busy:
+                return
+            for worker in _speaking(busy):
+                event = worker.heard()
+                if event.result or event.failure:
+                    busy.remove(worker)
+                    # A process in which something failed, on a GPU above all, is not trusted with another job.
+                    worker.end() if event.failure else idle.append(worker)
+                yield event
+    finally:
+        for worker in idle + busy:
+            worker.end()
+
+
+def _speaking(busy: list[_Worker]) -> list[_Worker]:
+    pipes = connection.wait([worker.pipe for worker in busy], LOOK_S)
+    return [worker for worker in busy if worker.pipe in pipes or not worker.process.is_alive()]
+
+
+class _Worker:
+    """A process and the job it has."""
+
+    job: Job
+
+    def __init__(self, device: str, run: Run | None) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, device, run))
+        with _no_interrupt():
+            self.process.start()
+        theirs.close()
+
+    def begin(self, job: Job) -> None:
+        self.job = job
+        with suppress(OSError):  # it has died meanwhile: heard next
+            self.pipe.send(job)
+
+    def heard(self) -> Event:
+        said: bytes | float | str
+        try:
+            said = self.pipe.recv() if self.pipe.poll() else self._death()
+        except (EOFError, OSError):
+            said = self._death()
+        if isinstance(said, bytes):
+            return Event(self.job, 1.0, result=_belonging(_decoded(str(self.job), said), self.job))
+        return Event(self.job, failure=said) if isinstance(said, str) else Event(self.job, said)
+
+    def _death(self) -> str:
+        self.process.join()
+        code = self.process.exitcode or 0
+        if code >= 0:
+            return f"its process ended with exit code {code}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"its process was killed by {signal.Signals(-code).name}{hint}"
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join(END_S)
+        self.process.kill()
+        self.process.join()
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """A process begun here never sees Ctrl-C, which a terminal sends to all: its parent ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _belonging(result: Result, job: Job) -> Result:
+    """Whose a result is, is said here, not by what made it."""
+    return msgspec.structs.replace(
+        result,
+        key=job.key,
+        study=job.study,
+        variant=job.variant,
+        seed=job.seed,
+        config=msgspec.to_builtins(job.config),
+        setting=msgspec.to_builtins(job.setting),
+    )
+
+
+def _work(pipe: connection.Connection, device: str, run: Run | None) -> None:
+    """In a worker: one job after the other until the parent is gone; ends at the first failure."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.dup2(2, 1)  # standard output is the parent's
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order; many cores are for many jobs
+    tell = _Teller(pipe)
+    with suppress(EOFError, OSError):
+        while True:
+            job: Job = pipe.recv()
+            os.chdir(job.folder)
+            try:
+                if run is None:
+                    run = __import__("skerry.lab.run", fromlist=["run"]).run
+                result = msgspec.json.encode(run(job, device, tell), enc_hook=str)  # torch has a str of its own
+                _decoded(str(job), result)  # what cannot be read back is this job's failure, not the parent's
+            except Exception as error:
+                pipe.send(_in_one_line(error))
+                return
+            pipe.send(result)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _in_one_line(error: Exception) -> str:
+    """What went wrong, and the last place on the way there that is no library's."""
+    places = traceback.extract_tb(error.__traceback__)
+    place = [one for one in places if "site-packages" not in one.filename][-1]
+    text = (str(error).strip() or "no reason given").splitlines()[0]
+    return f"{type(error).__name__}: {text} ({os.path.basename(place.filename)}:{place.lineno})"
+
+
+@dataclass
+class _Teller:
+    pipe: connection.Connection
+    _at: float = field(default=-math.inf)
+
+    def __call__(self, progress: float) -> None:
+        if time.monotonic() - self._at > TELL_S:
+            self._at = time.monotonic()
+            self.pipe.send(float(progress))
