@@ -61,8 +61,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     policy: Literal["warm", "fixed"] = "warm"
     warm_share: float = 0.2  # of the budget, at H = warm_every, plain mean, outer step 1, no momentum
     warm_every: int = 4
-    warm_rule: Literal["mean", "rda"] = "mean"
-    warm_lr: float = 1.0  # its outer step, without momentum
     ramp_share: float = 0.0  # of the budget after it, over which H grows linearly to sync_every
     stale_versions_max: int = 16
     stall_s: float = 20.0  # a connected learner that takes no step for this long does not count for the quorum
@@ -262,7 +260,6 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("sync.grace", 0, 1),
     ("sync.warm_share", 0, 1),
     ("sync.warm_every", 1, 10**6),
-    ("sync.warm_lr", 1e-6, 10),
     ("sync.ramp_share", 0, 1),
     ("sync.stale_versions_max", 1, 10**9),
     ("sync.stall_s", 0.1, 10**6),

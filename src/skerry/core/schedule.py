@@ -28,7 +28,7 @@ class Recipe(NamedTuple):
     restart: int = 0
 
 
-LAST_MERGE = Recipe("mean", "sgd", 1.0, 0.0)  # the model moves to where the learners are
+PLAIN = Recipe("mean", "sgd", 1.0, 0.0)  # the model moves to where the learners are
 
 
 def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
@@ -46,14 +46,12 @@ def phase_at(sync: Sync, progress: float) -> str:
 
 
 def recipe_of(config: Config, phase: str) -> Recipe:
-    """What a round of this phase does; momentum begins from zero at the end of the warm phase."""
+    """What a merge of this phase does; momentum begins from zero at the end of the warm phase."""
+    if phase != STEADY:
+        return PLAIN
     outer = config.outer
-    if phase == STEADY:
-        delay = outer.delay if outer.rule == "delayed" else 1
-        return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
-    if phase == WARM:
-        return Recipe(config.sync.warm_rule, "sgd", config.sync.warm_lr, 0.0)
-    return LAST_MERGE
+    delay = outer.delay if outer.rule == "delayed" else 1
+    return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
 
 
 def sync_every_at(sync: Sync, progress: float) -> int:

@@ -1,7 +1,7 @@
 """What a study found, drawn: the loss on the way, and what the last loss cost in bytes.
 
 Needs matplotlib, imported only when something is drawn. Colours are Okabe and Ito's, which the colour-blind can tell
-apart; beyond their number the kind of line changes. The same results give the same files, byte for byte.
+apart; beyond their number the kind of line or mark changes. The same results give the same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from skerry.lab.table import baseline_of, bytes_per_parameter, found_of, is_lost
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
+MARKS = ("o", "s", "^", "D")
 INCHES, DPI = (9.0, 5.0), 200  # readable when shown 900 pixels wide
 TITLE_COLUMNS = 95
 EARLY = 0.4  # of the run: above where every loss is by then, nothing is told apart
@@ -31,7 +32,6 @@ STYLE: dict[Any, Any] = {
 }
 
 Runs = Mapping[str, Sequence[Result]]
-Label = tuple[float, float | None, str, str]  # loss, bytes or none, text, colour
 
 
 def draw(study: Study, results: Results, folder: Path) -> list[Path]:
@@ -93,11 +93,7 @@ def _loss_against_tokens(study: Study, runs: Runs) -> Any:
     margin = 0.05 * (max(later) - min(later)) or 0.01
     axes.set_ylim(min(later) - margin, max(later) + margin)
     axes.set_xlim(left=0)
-    last = {name: mean([run.loss for run in results]) or 0.0 for name, results in runs.items()}
-    lines, names = axes.get_legend_handles_labels()
-    order = sorted(range(len(names)), key=lambda n: -last[names[n]])  # as the lines end, from top to bottom
-    labels = [f"{names[n]}  {last[names[n]]:.4f}" for n in order]
-    figure.legend([lines[n] for n in order], labels, loc="outside right center", title="loss at the end")
+    _legend(figure, axes, runs)
     return figure
 
 
@@ -111,40 +107,25 @@ def _loss_against_bytes(study: Study, runs: Runs) -> Any:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.12)
-    labels: list[Label] = []
     for number, (name, results) in enumerate(runs.items()):
-        colour = _look(number)["color"]
+        look = _look(number)
         losses = [run.loss for run in results]
         loss, sent = mean(losses) or 0.0, mean([bytes_per_parameter(run) for run in results]) or 0.0
-        if not sent:
-            axes.axhline(loss, color=colour, linewidth=1.2, linestyle="--")
-            labels.append((loss, None, f"{name} (no traffic counted)", colour))
-            continue
-        spread = [[loss - min(losses)], [max(losses) - loss]]
-        axes.errorbar(sent, loss, spread, fmt="o", color=colour, markersize=7, elinewidth=1.2)
-        labels.append((loss, sent, name, colour))
-    wide = [sent for _, sent, *_ in labels if sent] or [1.0]
-    axes.set_xlim(min(wide) / 1.5, max(wide) * 1.5)
-    _name(figure, axes, labels)
+        if sent:
+            spread = [[loss - min(losses)], [max(losses) - loss]]
+            mark = MARKS[number // len(COLOURS) % len(MARKS)]
+            axes.errorbar(sent, loss, spread, fmt=mark, color=look["color"], markersize=7, elinewidth=1.2, label=name)
+        else:
+            axes.axhline(loss, linewidth=1.2, label=name, **look)
+    _legend(figure, axes, runs)
     return figure
 
 
-def _name(figure: Any, axes: Any, labels: list[Label]) -> None:
-    """Names beside their points, on the side with more room, moved up where one would lie on another."""
-    figure.canvas.draw()  # places are known only then
-    pixels = figure.dpi / 72  # a point
-    left, right = (axes.transAxes.transform((side, 0))[0] for side in (0, 1))
-    taken: list[tuple[float, float, float]] = []
-    for loss, sent, name, colour in sorted(labels, key=lambda label: label[0]):
-        x, y = axes.transData.transform((sent or axes.get_xlim()[0], loss))
-        turned = sent is not None and x > (left + right) / 2
-        width, height = 7 * len(name) * pixels, 13 * pixels
-        begin = x - width if turned else x
-        up = y if sent else y + 8 * pixels
-        while any(begin < end and start < begin + width and abs(up - other) < height for start, end, other in taken):
-            up += pixels
-        taken.append((begin, begin + width, up))
-        offset = (-9 if turned else 9, (up - y) / pixels)
-        side = "right" if turned else "left"
-        place = (sent or axes.get_xlim()[0], loss)
-        axes.annotate(name, place, offset, textcoords="offset points", ha=side, va="center", color=colour)
+def _legend(figure: Any, axes: Any, runs: Runs) -> None:
+    """Every variant with its last loss, highest first, as the eye finds them in the picture."""
+    last = {name: mean([run.loss for run in results]) or 0.0 for name, results in runs.items()}
+    marks, names = axes.get_legend_handles_labels()
+    order = sorted(range(len(names)), key=lambda n: -last[names[n]])
+    labels = [f"{names[n]}  {last[names[n]]:.4f}" for n in order]
+    size = 11 if len(order) < 15 else 9
+    figure.legend([marks[n] for n in order], labels, loc="outside right center", title="loss at the end", fontsize=size)

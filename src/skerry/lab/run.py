@@ -11,6 +11,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,7 @@ class Judge:
         self.curve = feed.held_out(CURVE_BATCHES)
         self.final = feed.held_out(job.setting.held_out)
         self.points: list[Point] = []
+        self.diverged = False
         self.first = stack.held_out(torch.cat(stack.initial()), self.curve)
 
     def is_due(self, progress: float) -> bool:
@@ -53,17 +55,23 @@ class Judge:
         self, progress: float, tokens: int, values: Tensor, sent: int = 0, cosines: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         loss = self.stack.held_out(values, self.curve)
-        agreement, echo = cosines
+        agreement, echo = (0.0 if math.isnan(cosine) else cosine for cosine in cosines)  # nothing agrees with a NaN
         self.points.append(
             Point(progress=progress, tokens=tokens, bytes=sent, loss=loss, agreement=agreement, echo=echo)
         )
         self.told(progress)
-        if not math.isfinite(loss) or loss > DIVERGED * self.first:
+        self.diverged = self._is_beyond(loss)
+        if self.diverged:
             raise DivergedError
 
-    def verdict(self, values: Tensor, diverged: bool) -> float:
-        """The last loss; of a run that was given up, the loss at which that is done."""
-        return DIVERGED * self.first if diverged else self.stack.held_out(values, self.final)
+    def verdict(self, values: Tensor) -> float:
+        """The last loss; of a run that is given up, here or before, the loss at which that is done."""
+        loss = self.stack.held_out(values, self.final)
+        self.diverged |= self._is_beyond(loss)
+        return DIVERGED * self.first if self.diverged else loss
+
+    def _is_beyond(self, loss: float) -> bool:
+        return not loss <= DIVERGED * self.first  # so that a NaN is, too
 
 
 def run(job: Job, device: str, told: Callable[[float], None] = lambda progress: None) -> Result:
@@ -85,20 +93,16 @@ def _decoupled(job: Job, device: str, told: Callable[[float], None]) -> Result:
                 kept = (ledger.produced - sum(ledger.discarded.values())) // len(world.fragments)
                 judge.look(world.progress, kept, world.master(), sum(world.payload_bytes), world.algebra.cosines())
 
-        diverged = False
-        try:
+        with suppress(DivergedError):
             world.run(each_tick)
-        except DivergedError:
-            diverged = True
         state, before = world.syncer.machine.state, world.syncer.before_close
         discarded = sum(state.ledger.discarded.values())
         return _result(
             job,
             judge,
             world.stack,
-            loss=judge.verdict(world.master(), diverged),
-            loss_before_close=judge.verdict(world.master(before), diverged),
-            diverged=diverged,
+            loss=judge.verdict(world.master()),
+            loss_before_close=judge.verdict(world.master(before)),
             tokens=(state.ledger.produced - discarded) // len(world.fragments),
             tokens_discarded=discarded // len(world.fragments),
             steps=state.ledger.steps,
@@ -120,24 +124,20 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     judge = Judge(job, stack, feed, told)
     step_tokens = config.run.learners * config.data.batch * feed.context
     steps = config.run.steps or math.ceil(config.run.tokens / step_tokens)
-    diverged = False
-    try:
+    with suppress(DivergedError):
         for step in range(steps):
             inputs, targets = feed.windows(range(config.run.learners))
             rate = config.learner.lr * schedule(step / steps)
             stack.step([0], inputs.flatten(0, 1)[None], targets.flatten(0, 1)[None], [rate])
             if judge.is_due((step + 1) / steps):
                 judge.look((step + 1) / steps, (step + 1) * step_tokens, stack.flat[0])
-    except DivergedError:
-        diverged = True
-    loss = judge.verdict(stack.flat[0], diverged)
+    loss = judge.verdict(stack.flat[0])
     return _result(
         job,
         judge,
         stack,
         loss=loss,
         loss_before_close=loss,
-        diverged=diverged,
         tokens=steps * step_tokens,
         tokens_discarded=0,
         steps=steps,
@@ -148,14 +148,15 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     )
 
 
-def _result(job: Job, judge: Judge, stack: Stack, **found: float | int | bool) -> Result:
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "skerry": skerry.__version__}
+def _result(job: Job, judge: Judge, stack: Stack, **found: float | int) -> Result:
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "skerry": skerry.__version__}
     is_gpu = stack.device.type == "cuda"
     return Result(
         key=job.key,
         study=job.study,
         variant=job.variant,
         seed=job.seed,
+        diverged=judge.diverged,
         points=tuple(judge.points),
         parameters=sum(p.numel() for p in stack.model.parameters()),
         seconds=0.0,

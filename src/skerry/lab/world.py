@@ -113,16 +113,16 @@ class World(Timeline):
     def run(self, each_tick: Callable[[], None]) -> None:
         """To the end of the budget and through the close."""
         closing_at = 0.0
-        for tick in itertools.count():
-            self.run_until(tick * self.period_s)
-            if self.phase == "closed":
-                break
-            if self.phase != "closing":
-                closing_at = self.now
-            assert self.now - closing_at < CLOSE_S_MAX, f"the run does not close: {self.syncer.machine}"
-            self._tick(tick)
-            each_tick()
-        self.store.close()
+        with self.store:
+            for tick in itertools.count():
+                self.run_until(tick * self.period_s)
+                if self.phase == "closed":
+                    break
+                if self.phase != "closing":
+                    closing_at = self.now
+                assert self.now - closing_at < CLOSE_S_MAX, f"the run does not close: {self.syncer.machine}"
+                self._tick(tick)
+                each_tick()
 
     def _tick(self, tick: int) -> None:
         """The boundaries that fall on this tick; what follows from them is on its way when it returns."""
@@ -171,7 +171,7 @@ class Island:
 
     def boot(self) -> None:
         world = self.world
-        if world.phase in ("closing", "closed"):
+        if world.phase in ("closing", "closed") or self.is_visit_over:
             return
         self._lives += 1
         self.is_alive, self.is_closing, self.began_tick = True, False, None
@@ -213,6 +213,10 @@ class Island:
         return tick > self.began_tick and (tick - self.began_tick) % self.ticks_a_step == 0
 
     @property
+    def is_visit_over(self) -> bool:
+        return self.visits_only and self.world.progress >= 0.75
+
+    @property
     def rate(self) -> float:
         machine = self.node.machine
         assert machine is not None
@@ -240,7 +244,7 @@ class Island:
         machine = self.node.machine
         assert machine is not None
         is_over = machine.is_stop_asked or self.node.ended
-        if is_over or (self.visits_only and self.world.progress >= 0.75):
+        if is_over or self.is_visit_over:
             self.is_closing = True
             self.node.handle(Closing())
 
