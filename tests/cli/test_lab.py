@@ -11,7 +11,7 @@ import pytest
 from e2e.processes import Running, skerry, until
 from lab.fake import result_of, study_of
 from skerry import cli
-from skerry.lab.study import Results
+from skerry.lab.results import Results
 
 TINY = """
 name = "tiny"

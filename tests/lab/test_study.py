@@ -13,7 +13,9 @@ from e2e.processes import until
 from lab.fake import result_of, run, study_of
 from skerry import config as configs
 from skerry.lab import study as studies
-from skerry.lab.study import Results, StudyError, execute, read
+from skerry.lab.results import Results
+from skerry.lab.study import StudyError, read
+from skerry.lab.workers import execute
 
 GOOD = """
 name = "good"
@@ -196,7 +198,7 @@ def test_a_result_outlives_a_new_key_of_the_configuration_but_no_change_of_one(t
         result.config["sync"] |= changes
         result.config["sync"] = {key: value for key, value in result.config["sync"].items() if value is not None}
         results = Results(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl")
-        results.append(msgspec.structs.replace(result, key=studies._digest(result.config, result.setting)))
+        results.append(msgspec.structs.replace(result, key=studies.digest(result.config, result.setting)))
         return Results(results.file).of(job)
 
     assert found(grace=None) and found()
@@ -273,7 +275,7 @@ def test_workers_do_not_outlive_their_parent(tmp_path):
     study = study_of(tmp_path, "endless")
     script = (
         "from pathlib import Path\nfrom multiprocessing import active_children\n"
-        "from lab.fake import run\nfrom skerry.lab.study import execute, read\n"
+        "from lab.fake import run\nfrom skerry.lab.study import read\nfrom skerry.lab.workers import execute\n"
         f"for event in execute(read(Path({study.file!r})).jobs, run=run):\n"
         "    if event.progress: print(active_children()[0].pid, flush=True)\n"
     )

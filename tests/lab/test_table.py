@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from lab.fake import result_of, study_of
-from skerry.lab.study import Results
+from skerry.lab.results import Results
 from skerry.lab.table import T, interval, table_of
 
 

@@ -20,8 +20,9 @@ from skerry.config import Config
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Discarded, Fact, Sampled, Witnessed
 from skerry.lab.feed import HELD_OUT_ROWS
+from skerry.lab.results import Results
 from skerry.lab.run import CURVE_BATCHES, run
-from skerry.lab.study import Job, Result, Results, Setting
+from skerry.lab.study import Job, Result, Setting
 from skerry.lab.world import STEP_S, World
 from skerry.node.algebra import Values
 from skerry.train.data import Corpus, Stream, held_out_batches

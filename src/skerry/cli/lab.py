@@ -26,8 +26,10 @@ from rich.text import Text
 from skerry import cli
 from skerry.cli import live
 from skerry.lab import plot
-from skerry.lab.study import RESULTS, Event, Job, Results, Study, StudyError, execute, read
+from skerry.lab.results import RESULTS, Results
+from skerry.lab.study import Job, Study, StudyError, read
 from skerry.lab.table import Row, Table, is_lost, table_of
+from skerry.lab.workers import Event, execute
 from skerry.train.data import STDLIB, corpus_files
 
 Books = dict[str, Results]  # by study

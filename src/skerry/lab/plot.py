@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skerry.lab.study import Result, Results, Study
+from skerry.lab.results import Results
+from skerry.lab.study import Result, Study
 from skerry.lab.table import baseline_of, bytes_per_parameter, found_of, is_lost, mean
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

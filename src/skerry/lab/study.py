@@ -1,35 +1,20 @@
-"""Studies: TOML in, jobs out; jobs run in worker processes; their results kept in a file that only grows.
+"""Studies: TOML in, jobs out; and what a job gives.
 
 A study names variants of a run and the seeds each is run with. A job is one variant with one seed, its configuration
-resolved; its key is a digest of all that decides the outcome. A result counts for a job if it has that key, whoever
-made it, so a study goes on where it was stopped, and a variant of two studies is run once.
-
-Rules that hold here: nothing imports torch but the workers; a job that fails takes no other with it; a result is on the
-disk before the next is waited for. RECIPE is raised when the laboratory changes what it computes, or when a key of the
-configuration is added whose default is not what was done before: then old results count no more.
+resolved; its key is a digest of all that decides the outcome. RECIPE is raised when the laboratory changes what it
+computes. No torch here.
 """
 
 from __future__ import annotations
 
 import difflib
-import fcntl
 import hashlib
 import json
-import math
-import os
 import re
-import signal
-import threading
-import time
 import tomllib
-import traceback
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing import connection, get_context, parent_process
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -39,11 +24,7 @@ from skerry.config import Config, ConfigError
 from skerry.train.shapes import shape_of
 
 RECIPE = 1
-RESULTS = "results.jsonl"
 WHOLE = 0.05  # 1 / speed may miss a whole number by this much: 0.33 is a third
-TELL_S = 0.2  # between two words of a worker on its progress
-LOOK_S = 1.0  # between two looks at workers that may have died in silence
-END_S = 5.0  # for a worker to end by itself
 
 HEAD = ("name", "about", "seeds", "baseline", "common", "variants")
 TABLES = (*Config.__struct_fields__, "lab")
@@ -86,7 +67,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        return _digest(msgspec.to_builtins(self.config), msgspec.to_builtins(self.setting))
+        return digest(msgspec.to_builtins(self.config), msgspec.to_builtins(self.setting))
 
     def __str__(self) -> str:
         return f"{self.study}/{self.variant} seed {self.seed}"
@@ -155,16 +136,10 @@ class Study(Struct, frozen=True, kw_only=True):
         )
 
 
-Run = Callable[[Job, str, Callable[[float], None]], Result]
-
-
-def _digest(config: dict[str, Any], setting: dict[str, Any]) -> str:
+def digest(config: dict[str, Any], setting: dict[str, Any]) -> str:
     unnamed = {key: value for key, value in config.get("run", {}).items() if key != "name"}
     said = json.dumps([RECIPE, config | {"run": unnamed}, setting], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-# ---------------------------------------------------------------------------------------------- reading a study
 
 
 def read(file: Path) -> Study:
@@ -314,270 +289,3 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 def _near(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), 1)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-
-
-# ---------------------------------------------------------------------------------------------- results
-
-
-class Results:
-    """A file of results, one JSON object a line; of two with the same key the later counts."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.warning = ""
-        self._by_key: dict[str, Result] = {}
-        self._by_name: dict[tuple[str, str, int], Result] = {}
-        try:
-            lines = file.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StudyError(f"{file}: cannot be read ({error.strerror}): check --results") from None
-        if not _is_whole(lines[-1]):
-            self.warning = f"{file}: the last line is torn and not counted; its job runs again"
-            lines.pop()
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                self._add(_decoded(f"{file}:{number}", line))
-
-    def _add(self, result: Result) -> None:
-        key = _key_today(result)
-        if key is not None:
-            self._by_key[key] = result
-            self._by_name[result.study, result.variant, result.seed] = result
-
-    def of(self, job: Job) -> Result | None:
-        return self._by_key.get(job.key)
-
-    def named(self, study: str, variant: str) -> dict[int, Result]:
-        """By seed, what this study's variant gave last."""
-        return {name[2]: result for name, result in self._by_name.items() if name[:2] == (study, variant)}
-
-    def append(self, result: Result) -> None:
-        """On the disk when this returns; what a crash left of a line is cut off first."""
-        line = msgspec.json.encode(result) + b"\n"
-        with self._opened() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may add to the same file
-            file.seek(0)
-            last = file.read().split(b"\n")[-1]
-            if not _is_whole(last):
-                file.truncate(file.tell() - len(last))
-            elif last:
-                line = b"\n" + line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        self._add(result)
-
-    def check_writable(self) -> None:
-        with self._opened():
-            pass
-
-    @contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a+b") as file:
-                yield file
-        except OSError as error:
-            raise StudyError(
-                f"{self.file}: cannot be written ({error.strerror}): choose another with --results"
-            ) from None
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether the bytes after the last line end are a line that only lacks its end, or nothing."""
-    if not line:
-        return True
-    try:
-        msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
-
-
-def _decoded(where: str, line: bytes) -> Result:
-    try:
-        record = msgspec.json.decode(line)
-        if isinstance(record, dict):  # JSON has no NaN: where a run diverged stands null
-            for one in [record, *record.get("points", ())]:
-                for key in ("loss", "loss_before_close"):
-                    if key in one and one[key] is None:
-                        one[key] = math.nan
-        return msgspec.convert(record, Result)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
-        raise StudyError(f"{where}: is no result of this version ({error}): mend the line or take it out") from None
-
-
-def _key_today(result: Result) -> str | None:
-    """What the key of this result's job is now that the configuration may have grown; None: it counts no more."""
-    if result.key != _digest(result.config, result.setting):  # of another recipe
-        return None
-    try:
-        config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
-    except msgspec.ValidationError:  # something it was run with is gone
-        return None
-    return _digest(msgspec.to_builtins(config), msgspec.to_builtins(setting))
-
-
-# ---------------------------------------------------------------------------------------------- running
-
-
-@dataclass(frozen=True)
-class Event:
-    """A job has begun or got further; or it has ended, with a result or with the reason why there is none."""
-
-    job: Job
-    progress: float = 0.0
-    result: Result | None = None
-    failure: str = ""
-
-
-def execute(
-    jobs: Iterable[Job], device: str = "cpu", workers: int = 1, minutes: float = math.inf, run: Run | None = None
-) -> Generator[Event, None, None]:
-    """Run jobs, each alone in one of a few processes, and tell what becomes of them; none starts after `minutes`.
-
-    Close the iterator and the processes end. `run` is what a worker calls, by default that of skerry.lab.run.
-    """
-    waiting, until = deque(jobs), time.monotonic() + 60 * minutes
-    idle: list[_Worker] = []
-    busy: list[_Worker] = []
-    try:
-        while True:
-            while waiting and len(busy) < workers and time.monotonic() < until:
-                worker = idle.pop() if idle else _Worker(device, run)
-                busy.append(worker)
-                worker.begin(waiting[0])
-                yield Event(waiting.popleft())
-            if not busy:
-                return
-            for worker in _speaking(busy):
-                event = worker.heard()
-                if event.result or event.failure:
-                    busy.remove(worker)
-                    # A process in which something failed, on a GPU above all, is not trusted with another job.
-                    worker.end() if event.failure else idle.append(worker)
-                yield event
-    finally:
-        for worker in idle + busy:
-            worker.end()
-
-
-def _speaking(busy: list[_Worker]) -> list[_Worker]:
-    pipes = connection.wait([worker.pipe for worker in busy], LOOK_S)
-    return [worker for worker in busy if worker.pipe in pipes or not worker.process.is_alive()]
-
-
-class _Worker:
-    """A process and the job it has."""
-
-    job: Job
-
-    def __init__(self, device: str, run: Run | None) -> None:
-        context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, device, run))
-        with _no_interrupt():
-            self.process.start()
-        theirs.close()
-
-    def begin(self, job: Job) -> None:
-        self.job = job
-        with suppress(OSError):  # it has died meanwhile: heard next
-            self.pipe.send(job)
-
-    def heard(self) -> Event:
-        said: bytes | float | str
-        try:
-            said = self.pipe.recv() if self.pipe.poll() else self._death()
-        except (EOFError, OSError):
-            said = self._death()
-        if isinstance(said, bytes):
-            return Event(self.job, 1.0, result=_belonging(_decoded(str(self.job), said), self.job))
-        return Event(self.job, failure=said) if isinstance(said, str) else Event(self.job, said)
-
-    def _death(self) -> str:
-        self.process.join()
-        code = self.process.exitcode or 0
-        if code >= 0:
-            return f"its process ended with exit code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"its process was killed by {signal.Signals(-code).name}{hint}"
-
-    def end(self) -> None:
-        self.pipe.close()
-        self.process.terminate()
-        self.process.join(END_S)
-        self.process.kill()
-        self.process.join()
-
-
-@contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """A process begun here never sees Ctrl-C, which a terminal sends to all: its parent ends it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _belonging(result: Result, job: Job) -> Result:
-    """Whose a result is, is said here, not by what made it."""
-    return msgspec.structs.replace(
-        result,
-        key=job.key,
-        study=job.study,
-        variant=job.variant,
-        seed=job.seed,
-        config=msgspec.to_builtins(job.config),
-        setting=msgspec.to_builtins(job.setting),
-    )
-
-
-def _work(pipe: connection.Connection, device: str, run: Run | None) -> None:
-    """In a worker: one job after the other until the parent is gone; ends at the first failure."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.dup2(2, 1)  # standard output is the parent's
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order; many cores are for many jobs
-    tell = _Teller(pipe)
-    with suppress(EOFError, OSError):
-        while True:
-            job: Job = pipe.recv()
-            os.chdir(job.folder)
-            try:
-                if run is None:
-                    run = __import__("skerry.lab.run", fromlist=["run"]).run
-                result = msgspec.json.encode(run(job, device, tell), enc_hook=str)  # torch has a str of its own
-                _decoded(str(job), result)  # what cannot be read back is this job's failure, not the parent's
-            except Exception as error:
-                pipe.send(_in_one_line(error))
-                return
-            pipe.send(result)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _in_one_line(error: Exception) -> str:
-    """What went wrong, and the last place on the way there that is no library's."""
-    places = traceback.extract_tb(error.__traceback__)
-    place = [one for one in places if "site-packages" not in one.filename][-1]
-    text = (str(error).strip() or "no reason given").splitlines()[0]
-    return f"{type(error).__name__}: {text} ({os.path.basename(place.filename)}:{place.lineno})"
-
-
-@dataclass
-class _Teller:
-    pipe: connection.Connection
-    _at: float = field(default=-math.inf)
-
-    def __call__(self, progress: float) -> None:
-        if time.monotonic() - self._at > TELL_S:
-            self._at = time.monotonic()
-            self.pipe.send(float(progress))

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from skerry.lab.study import Result, Results, Study
+from skerry.lab.results import Results
+from skerry.lab.study import Result, Study
 
 MANY_TOKENS = 0.01  # a difference in tokens above this makes losses hard to compare
 

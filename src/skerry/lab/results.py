@@ -1,0 +1,123 @@
+"""The file of results, which only grows: one JSON object a line, on the disk before the next is waited for.
+
+A result counts for a job if it has that job's key, whoever made it, so a study goes on where it was stopped, and a
+variant of two studies is run once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from skerry.config import Config
+from skerry.lab.study import Job, Result, Setting, StudyError, digest
+
+RESULTS = "results.jsonl"
+
+
+class Results:
+    """A file of results, one JSON object a line; of two with the same key the later counts."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.warning = ""
+        self._by_key: dict[str, Result] = {}
+        self._by_name: dict[tuple[str, str, int], Result] = {}
+        try:
+            lines = file.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StudyError(f"{file}: cannot be read ({error.strerror}): check --results") from None
+        if not _is_whole(lines[-1]):
+            self.warning = f"{file}: the last line is torn and not counted; its job runs again"
+            lines.pop()
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                self._add(decoded(f"{file}:{number}", line))
+
+    def _add(self, result: Result) -> None:
+        key = _key_today(result)
+        if key is not None:
+            self._by_key[key] = result
+            self._by_name[result.study, result.variant, result.seed] = result
+
+    def of(self, job: Job) -> Result | None:
+        return self._by_key.get(job.key)
+
+    def named(self, study: str, variant: str) -> dict[int, Result]:
+        """By seed, what this study's variant gave last."""
+        return {name[2]: result for name, result in self._by_name.items() if name[:2] == (study, variant)}
+
+    def append(self, result: Result) -> None:
+        """On the disk when this returns; what a crash left of a line is cut off first."""
+        line = msgspec.json.encode(result) + b"\n"
+        with self._opened() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may add to the same file
+            file.seek(0)
+            last = file.read().split(b"\n")[-1]
+            if not _is_whole(last):
+                file.truncate(file.tell() - len(last))
+            elif last:
+                line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._add(result)
+
+    def check_writable(self) -> None:
+        with self._opened():
+            pass
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a+b") as file:
+                yield file
+        except OSError as error:
+            raise StudyError(
+                f"{self.file}: cannot be written ({error.strerror}): choose another with --results"
+            ) from None
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether the bytes after the last line end are a line that only lacks its end, or nothing."""
+    if not line:
+        return True
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def decoded(where: str, line: bytes) -> Result:
+    try:
+        record = msgspec.json.decode(line)
+        if isinstance(record, dict):  # JSON has no NaN: where a run diverged stands null
+            for one in [record, *record.get("points", ())]:
+                for key in ("loss", "loss_before_close"):
+                    if key in one and one[key] is None:
+                        one[key] = math.nan
+        return msgspec.convert(record, Result)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        raise StudyError(f"{where}: is no result of this version ({error}): mend the line or take it out") from None
+
+
+def _key_today(result: Result) -> str | None:
+    """What the key of this result's job is now that the configuration may have grown; None: it counts no more."""
+    if result.key != digest(result.config, result.setting):  # of another recipe
+        return None
+    try:
+        config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
+    except msgspec.ValidationError:  # something it was run with is gone
+        return None
+    return digest(msgspec.to_builtins(config), msgspec.to_builtins(setting))
