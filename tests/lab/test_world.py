@@ -202,7 +202,7 @@ def test_a_learner_that_comes_back_goes_on_in_its_text(tmp_path: Path, monkeypat
 def test_a_learner_of_a_quarter_of_the_speed_takes_a_quarter_of_the_steps_and_part_in_merges(tmp_path: Path) -> None:
     world = lived(job_of(speeds=(1, 1, 0.25)), tmp_path)
     fast, also_fast, slow = steps_by_learner(world)
-    assert fast == also_fast and abs(slow - fast / 4) <= 1
+    assert abs(fast - also_fast) <= 1 and abs(slow - fast / 4) <= 1
     commits = [fact for fact in facts_of(tmp_path / "run") if isinstance(fact, Committed)]
     present = [commit for commit in commits if any(row.learner == world.islands[2].name for row in commit.rows)]
     assert len(present) > len(commits) / 2
