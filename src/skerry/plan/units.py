@@ -1,7 +1,7 @@
 """Numbers as people write them: 1.2e6, 150k, 2.4M; 1y, 30d, 2h, 10min, 45s; 5Gbit.
 
-Each function gives a float, or raises ValueError with a plain reason that names the text and what is legal. Nothing here
-is negative: no option that takes such a number has a use for that.
+Each function gives a float, or raises ValueError with a plain reason that names the text and what is legal. Nothing
+here is negative: no option that takes such a number has a use for that.
 """
 
 from __future__ import annotations
