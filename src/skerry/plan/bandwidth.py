@@ -8,7 +8,7 @@ site; what fits under the backward pass, two thirds of a step, is hidden.
 
     step = T + max(0, V · 2 (n − 1) / n / B − 2/3 T)
 
-Skerry: every learner exchanges P/H fragments a step with the syncer, up and down in their codecs, block scales included.
+Skerry: every learner exchanges P/H fragments a step with the syncer, up and down in their codecs, with block scales.
 Nothing is reduced within a site. Learners never wait, so all of a step hides traffic; the utilisation is that of
 learners which would wait for a late sync, so that H and τ hold. They do not: H grows instead, by the same factor.
 

@@ -57,7 +57,7 @@ WHY_LEFT_OUT = (
 
 def table() -> dict[str, Any]:
     """All 60 cells, ours beside the paper's; deviations are fractions of the paper's."""
-    cells = []
+    cells: list[dict[str, Any]] = []
     for (step_s, sites), rows in TABLE.items():
         for method, printed in rows.items():
             bits, hidden = METHODS[method]
