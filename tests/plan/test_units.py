@@ -2,7 +2,7 @@
 
 import pytest
 
-from skerry.plan.units import bits_per_s, count, seconds
+from skerry.plan.units import bits_per_s, count, seconds, size
 
 READ = [
     (count, "1200", 1200),
@@ -54,3 +54,8 @@ def test_what_nobody_can_read_is_refused_by_name(read, text, reason):
     with pytest.raises(ValueError) as refused:
         read(text)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_bytes_for_people():
+    told = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_700: "1 MB", 1.5e9: "1.5 GB", 2e15: "2000 TB"}
+    assert {n: size(n) for n in told} == told

@@ -156,7 +156,8 @@ def _print_bandwidth(told: dict[str, Any]) -> None:
     for phase in skerry["phases"]:
         effective = link and f"H = {phase['sync_every_effective']:.0f}"
         rows.append((f"  {phase['phase']}, H = {phase['sync_every']}", phase["gbit_s"], effective))
-    rows.append(("  at the site with the syncer, all other learners'", skerry["syncer_site_gbit_s"], link and ""))
+    at_syncer = link and f"{link['skerry_syncer_site']:.1%}"
+    rows.append(("  at the site with the syncer, all other learners'", skerry["syncer_site_gbit_s"], at_syncer))
     for name, gbit, more in rows:
         table.add_row(name, f"{gbit:.3g}", *([more] if link else []))
     console.print(table)
@@ -273,7 +274,7 @@ def _print_run(told: dict[str, Any]) -> None:
     console.print(
         f"{told['params']:,} parameters in {told['tensors']} tensors, {told['learners']} learners, quorum "
         f"{told['quorum']}; {f['count']} fragments of {f['smallest']:,} to {f['largest']:,}, the largest "
-        f"{_size(f['payload_bytes_up'])} up and {_size(f['payload_bytes_down'])} down"
+        f"{units.size(f['payload_bytes_up'])} up and {units.size(f['payload_bytes_down'])} down"
     )
     table = _table("phase", "of run", "H", "H really", "limit", "up/step", "down/step", "sync, steps", "fits τ")
     for phase in told["phases"]:
@@ -282,22 +283,22 @@ def _print_run(told: dict[str, Any]) -> None:
             phase["phase"],
             f"{phase['share']:.0%}",
             str(phase["sync_every"]),
-            f"{phase['sync_every_effective']:.0f}",
+            f"{phase['sync_every_effective']:.1f}",
             phase["limited_by"],
-            _size(phase["bytes_per_step_up"]),
-            _size(phase["bytes_per_step_down"]),
+            units.size(phase["bytes_per_step_up"]),
+            units.size(phase["bytes_per_step_down"]),
             f"{max(x['sync_steps'] for x in phase['learners']):.2f}",
             "all" if not late else f"[yellow]{told['learners'] - late} of {told['learners']}[/]",
         )
     console.print(table)
     table = _table("", "needed", "at worst")
     host, syncer = memory["learner_host"], memory["syncer"]
-    table.add_row("memory, a learner's host", _size(host["total"]), _size(host["at_worst"]))
-    table.add_row("memory, a learner's device, without activations", _size(memory["learner_device"]), "")
-    table.add_row("memory, the syncer", _size(syncer["total"]), _size(syncer["at_worst"]))
-    table.add_row("disk, the syncer's files", _size(disk["files"]), "")
-    table.add_row("disk, grows in an hour", _size(disk["grows_per_hour"]), "")
-    table.add_row("disk, written in an hour", _size(disk["written_per_hour"]), "")
+    table.add_row("memory, a learner's host", units.size(host["total"]), units.size(host["at_worst"]))
+    table.add_row("memory, a learner's device, without activations", units.size(memory["learner_device"]), "")
+    table.add_row("memory, the syncer", units.size(syncer["total"]), units.size(syncer["at_worst"]))
+    table.add_row("disk, the syncer's files", units.size(disk["files"]), "")
+    table.add_row("disk, grows in an hour", units.size(disk["grows_per_hour"]), "")
+    table.add_row("disk, written in an hour", units.size(disk["written_per_hour"]), "")
     console.print(table)
     console.print(f"expected goodput {told['goodput']:.1%}; a quorum is there {told['quorum_share']:.2%} of the time")
     suggested = {key: value for key, value in told["suggested"].items() if key != "why"}
@@ -313,11 +314,3 @@ def _table(*columns: str) -> Table:
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 or name == "limit" else "right", no_wrap=True)
     return table
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} TB"

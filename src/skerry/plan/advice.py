@@ -19,6 +19,7 @@ from skerry.algo.fragments import BLOCK
 from skerry.core.schedule import WARM
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Plan, Stretch, Sync, sizes_of, stretch
+from skerry.plan.units import size
 
 ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
@@ -141,8 +142,8 @@ def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
     one = len(plan.islands) * payload_bytes(c.wire.codec_up, max(sizes))
     if one > c.wire.held_bytes_max:
         yield (
-            f"one fragment of all learners is {_size(one)}, more than wire.held_bytes_max = "
-            f"{_size(c.wire.held_bytes_max)}: rounds wait for each other; raise it or sync.num_fragments"
+            f"one fragment of all learners is {size(one)}, more than wire.held_bytes_max = "
+            f"{size(c.wire.held_bytes_max)}: rounds wait for each other; raise it or sync.num_fragments"
         )
     if c.learner.step_s and any(i.step_s < c.learner.step_s for i in plan.islands):
         yield f"learner.step_s = {c.learner.step_s:g} pads every step to that: the faster ones given here cannot be"
@@ -179,17 +180,16 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
             worst = max(late, key=lambda s: s.sync_s / s.island.step_s)
             yield (
                 f"{where} a sync does not fit under sync.fragment_sync_delay = {tau} steps for {_names(late)}: "
-                f"it takes up to {worst.sync_s / worst.island.step_s:.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the "
-                "versions adopted are that old"
+                f"it takes up to {worst.sync_s / worst.island.step_s:.1f} steps ({worst.sync_s:.3g} s); nobody waits, "
+                "but the versions adopted are that old"
             )
-        effective = at.period_s / plan.step_s
-        if effective > 1.05 * at.period.sync_every:
-            yield f"{where} H becomes {effective:.0f}: {_reason(at, plan)}"
+        if at.period_s > 1.05 * at.bounds["steps"]:
+            yield f"{where} H becomes {at.period_s / plan.step_s:.0f}: {_reason(at, plan)}"
         if stale := [s for s in at.syncs if s.behind > plan.config.sync.stale_versions_max]:
             yield (
                 f"{where} {_names(stale)} cannot keep up: {stale[0].behind:.0f} versions pass while the model "
-                f"comes in, more than sync.stale_versions_max = {plan.config.sync.stale_versions_max}, so all of that work is "
-                "given up; a longer H, a smaller codec or a better link is needed"
+                f"comes in, more than sync.stale_versions_max = {plan.config.sync.stale_versions_max}, so all of that "
+                "work is given up; a longer H, a smaller codec or a better link is needed"
             )
         slow = [s for s in at.syncs if s.behind and s not in stale]
         if slow:
@@ -201,7 +201,6 @@ def _reason(at: Stretch, plan: Plan) -> str:
         "links": f"the links of {plan.quorum} learners, the quorum, carry the model no faster",
         "syncer": "the syncer merges and writes no faster (an estimate: one busy core)",
         "rounds": f"only {at.rounds} rounds may be open at once and each waits that long for its quorum",
-        "steps": "",
     }[at.limit]
 
 
@@ -226,12 +225,3 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
 def _names(syncs: Sequence[Sync]) -> str:
     names = [s.island.name for s in syncs]
     return ", ".join(names) if len(names) <= 4 else f"{len(names)} learners ({names[0]} to {names[-1]})"
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} TB"
-

@@ -167,6 +167,7 @@ def answer(q: Question, config: Config) -> dict[str, object]:
             "gbit_s": q.link / 1e9,
             "data_parallel": exposed_utilisation(dp_bits, HIDDEN, q.step_s, q.link),
             "skerry": skerry_utilisation(load, delay, here, q.step_s, q.link),
+            "skerry_syncer_site": skerry_utilisation(load, delay, abroad, q.step_s, q.link),
         }
     return told
 

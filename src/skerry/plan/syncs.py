@@ -8,9 +8,10 @@ largest of them, in their codecs.
     fits     : sync_m <= tau T_m                        else the version adopted is older than tau steps; nobody waits
     cycle_m  = 8 max(up, down of all fragments) / B     the least time in which the link carries every fragment once
     merging  = sum of all fragments' merges             the syncer merges in one thread, MERGE_NS an element
-    open     = K-th least (T / 2 + r + 8 up / B) + grace    how long a round stays open
-    period   = max(H T_K, K-th least cycle, merging, P open / rounds that may be open)     between merges of a fragment
-    H_effective = period / T_K
+    wait     = T_K K / (M + 1)                          a snapshot is taken at a boundary: the K-th of M in a step
+    open     = wait + K-th least (r + 8 up / B) + grace how long a round stays open
+    period   = max(H T_K + r + wait, K-th least cycle, merging, P open / rounds that may be open)
+    H_effective = period / T_K                          period is the time between two merges of a fragment
 
 A learner whose cycle is longer than the period gets whole fragments instead of deltas (it soon lacks more of them than
 store.deltas_kept): 32 N / B seconds for all. Where that is more than sync.stale_versions_max periods it gives its work
@@ -135,12 +136,13 @@ def stretch(plan: Plan, sizes: Sequence[int], period: Period) -> Stretch:
 
     rates = [plan.rate(i) for i in plan.islands]
     took = [i.rtt_s + (up + down) / b + merge_s * sum(at_once) for i, b in zip(plan.islands, rates, strict=True)]
-    quorum_s = kth([i.step_s / 2 + i.rtt_s + up / b for i, b in zip(plan.islands, rates, strict=True)])
+    wait_s = step_s * plan.quorum / (learners + 1)
+    quorum_s = wait_s + kth([i.rtt_s + up / b for i, b in zip(plan.islands, rates, strict=True)])
     adopted_s = kth([i.step_s / 2 + t - up / b for i, b, t in zip(plan.islands, rates, took, strict=True)])
     window = grace_s(sync.grace, delay, step_s, quorum_s, adopted_s)
     rounds = rounds_open_max(delay, count, every)
     bounds = {
-        "steps": every * step_s,
+        "steps": every * step_s + wait_s + kth([i.rtt_s for i in plan.islands]),
         "links": kth([whole / rate for rate in rates]),
         "syncer": merge_s * sum(sizes),
         "rounds": count * (quorum_s + window) / rounds,

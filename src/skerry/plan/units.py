@@ -1,6 +1,6 @@
 """Numbers as people write them: 1.2e6, 150k, 2.4M; 1y, 30d, 2h, 10min, 45s; 5Gbit.
 
-Each function gives a float, or raises ValueError with a plain reason that names the text and what is legal. Nothing
+Each reader gives a float, or raises ValueError with a plain reason that names the text and what is legal. Nothing
 here is negative: no option that takes such a number has a use for that.
 """
 
@@ -39,6 +39,15 @@ def seconds(text: str) -> float:
 def bits_per_s(text: str) -> float:
     """The rate of a link: kbit, Mbit, Gbit or Tbit, with or without /s."""
     return _parse(text.strip().removesuffix("/s"), BITS_PER_S, "a rate like 200Mbit or 5Gbit (bits, not bytes)")
+
+
+def size(n: float) -> str:
+    """Bytes, for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.4g} TB"
 
 
 def _parse(text: str, units: Mapping[str, float], legal: str) -> float:
