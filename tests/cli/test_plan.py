@@ -114,6 +114,7 @@ BAD = [
     ((*RUN, "--mtbf", "3m"), "--mtbf: '3m' has the unknown unit 'm'"),
     ((*RUN, "--tensors", "3"), "--tensors: goes with --params"),
     ((*RUN, "--params", "3", "--tensors", "9"), "--tensors 9: more than --params 3"),
+    ((*RUN, "--params", "5e12"), "5e+12 parameters: one syncer holds at most 1e+11"),
     ((*RUN, "--genesis", "nowhere.safetensors"), "nowhere.safetensors: no such file"),
     ((*RUN, "--config", "nowhere.toml"), "nowhere.toml"),
     ((*RUN, "--model.preset", "9m"), "model.preset = '9m'"),

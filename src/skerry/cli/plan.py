@@ -25,6 +25,7 @@ from skerry.plan.syncs import Failures, Island, Plan
 from skerry.train.shapes import shape_of
 
 PARAMS_MAX = 1e15
+RUN_PARAMS_MAX = 10**11  # a syncer is one process and holds 12 bytes of each
 STEP_S_MAX = 86400.0
 SITES_MAX = 10**5
 TENSORS_MAX = 10**6
@@ -99,12 +100,15 @@ def _bandwidth(words: Sequence[str]) -> int:
         if given or overrides:
             name = given[0].replace("_", "-") if given else overrides[0][0]
             raise cli.Refusal(f"--{name}: --paper recomputes the paper's own cases and takes nothing else")
-        table = paper.table()
-        cli.print_json(table) if options.json else _print_paper(table)
-        return 0
-    question, config = _question(options, overrides)
-    told = bandwidth.answer(question, config)
-    cli.print_json(told) if options.json else _print_bandwidth(told)
+        return _tell(paper.table(), options.json, _print_paper)
+    return _tell(bandwidth.answer(*_question(options, overrides)), options.json, _print_bandwidth)
+
+
+def _tell(told: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> int:
+    if as_json:
+        cli.print_json(told)
+    else:
+        show(told)
     return 0
 
 
@@ -210,9 +214,7 @@ def _run(words: Sequence[str]) -> int:
     p.add_argument("--repair", type=_time, metavar="TIME", help="until a failed learner is back: 10min")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
-    told = report(_plan(options, overrides))
-    cli.print_json(told) if options.json else _print_run(told)
-    return 0
+    return _tell(report(_plan(options, overrides)), options.json, _print_run)
 
 
 def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> Plan:
@@ -234,7 +236,13 @@ def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> Plan
     )
     failures = None if options.mtbf is None else Failures(options.mtbf, options.repair or 0.0)
     syncer = math.inf if options.syncer_mbit is None else 1e6 * options.syncer_mbit
-    return Plan(config, _layout(options, config), islands, failures, syncer)
+    layout = _layout(options, config)
+    if layout.param_count > RUN_PARAMS_MAX:
+        raise cli.Refusal(
+            f"{layout.param_count:.3g} parameters: one syncer holds at most {RUN_PARAMS_MAX:.0e} "
+            "(it has 12 bytes of each in memory)"
+        )
+    return Plan(config, layout, islands, failures, syncer)
 
 
 def _layout(options: argparse.Namespace, config: configs.Config) -> Layout:

@@ -25,6 +25,7 @@ ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
 EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
 LONG_JOIN_S = 600.0
+MANY = 10**8  # parameters, from which recorded contributions fill a disk
 
 
 def suggest(plan: Plan, stretches: Sequence[Stretch]) -> dict[str, Any]:
@@ -163,12 +164,6 @@ def _of_fragments(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
             f"{biggest.name} ({biggest.size:,} parameters) makes one fragment {share:.1f} times the mean: links must "
             "carry that peak; fewer fragments would be evener"
         )
-    if not any(t.kind == "embedding" for t in tensors) and len(tensors) > 1 and not _is_guess(plan):
-        yield "no tensor is marked as an embedding: all are merged by direction, which suits embeddings badly"
-
-
-def _is_guess(plan: Plan) -> bool:
-    return plan.layout.tensors[0].name.startswith("tensor-")
 
 
 def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
@@ -184,7 +179,7 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
                 "but the versions adopted are that old"
             )
         if at.period_s > 1.05 * at.bounds["steps"]:
-            yield f"{where} H becomes {at.period_s / plan.step_s:.0f}: {_reason(at, plan)}"
+            yield f"{where} H becomes {at.period_s / plan.step_s:.0f} at least: {_reason(at, plan)}"
         if stale := [s for s in at.syncs if s.behind > plan.config.sync.stale_versions_max]:
             yield (
                 f"{where} {_names(stale)} cannot keep up: {stale[0].behind:.0f} versions pass while the model "
@@ -218,7 +213,7 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
         yield f"{', '.join(slow)} needs {max(slow.values()) / 60:,.0f} minutes to load the model at each start"
     if plan.failures and any(whole / plan.rate(i) >= plan.failures.every_s for i in plan.islands):
         yield "some learner fails more often than it can load the model: it adds nothing"
-    if c.store.record == "full" and c.run.minutes == 0 and sum(sizes) > 1e8:
+    if c.store.record == "full" and sum(sizes) > MANY:
         yield 'store.record = "full" keeps every contribution for good: see the disk it takes in an hour'
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK, padded
@@ -133,7 +133,7 @@ class Question(NamedTuple):
     link: float | None = None  # bit/s
 
 
-def answer(q: Question, config: Config) -> dict[str, object]:
+def answer(q: Question, config: Config) -> dict[str, Any]:
     """Everything about one setting, rates in Gbit/s."""
     load, delay = loads(config, q.params), config.sync.fragment_sync_delay
     here = math.ceil(q.learners / q.sites)  # learners of the fullest site
@@ -141,7 +141,7 @@ def answer(q: Question, config: Config) -> dict[str, object]:
     dp_bits = GRADIENT_BITS * q.params * ring(q.sites)
     dp = exposed_rate(dp_bits, HIDDEN, q.step_s, q.utilisation)
     skerry = skerry_rate(load, delay, here, q.step_s, q.utilisation)
-    told: dict[str, object] = {
+    told: dict[str, Any] = {
         "params": q.params,
         "step_s": q.step_s,
         "sites": q.sites,
@@ -172,8 +172,8 @@ def answer(q: Question, config: Config) -> dict[str, object]:
     return told
 
 
-def _phase(x: Load, delay: int, here: int, q: Question) -> dict[str, object]:
-    told: dict[str, object] = {
+def _phase(x: Load, delay: int, here: int, q: Question) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "phase": x.period.phase,
         "share": x.period.share,
         "sync_every": x.period.sync_every,

@@ -80,4 +80,3 @@ def _phase(plan: Plan, sizes: Sequence[int], at: Stretch) -> dict[str, Any]:
             for s in at.syncs
         ],
     }
-
