@@ -13,9 +13,10 @@ largest of them, in their codecs.
     period   = max(H T_K + r + wait, K-th least cycle, merging, P open / rounds that may be open)
     H_effective = period / T_K                          period is the time between two merges of a fragment
 
-Where steps are the bound real runs were within three per cent of it (H = 4, 16 and 16 on 70 % full links: 4.4, 16.4 and
-16.4 planned, 4.3, 16.5 and 16.0 measured). Full links do worse (28 planned, 46 measured), so it is a lower bound there:
-learners outside a quorum still load every version, pulls queue behind that, and some fragments come whole.
+Three short real runs, H by the rate of merges and by the steps in a contribution: where steps are the bound, planned
+4.4, measured 4.3 and 4.9; 16.4, 16.5 and 16.5 (`wait` was chosen with this run in view); on links 70 % full, planned
+before, 16.4, 16.0 and 15.5. Full links do worse (planned 28, measured 46 and 38), so there it is a lower bound; why was
+not isolated.
 
 A learner whose cycle is longer than the period gets whole fragments instead of deltas (it soon lacks more of them than
 store.deltas_kept): 32 N / B seconds for all. Where that is more than sync.stale_versions_max periods it gives its work
