@@ -29,6 +29,10 @@ def run(words: Sequence[str]) -> int:
         from skerry.cli import simulate_goodput
 
         return simulate_goodput.run(words[1:])
+    if words[:1] == ["run"]:
+        from skerry.cli import simulate_run
+
+        return simulate_run.run(words[1:])
     return _protocol(words)
 
 

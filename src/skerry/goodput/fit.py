@@ -67,9 +67,10 @@ def sensitivity(costs: Costs) -> dict[str, dict[str, Any]]:
             cells = table_1(scaled(costs, name, factor))
             largest, mean = deviations(cells)
             shifts = [new.ours - old.ours for new, old in zip(cells, middle, strict=True)]
+            farthest = max(shifts) if max(shifts) > -min(shifts) else min(shifts)
             moved[word] = {
                 "deviation_max": round(largest, 2), "deviation_mean": round(mean, 2),
-                "shift_mean": round(sum(shifts) / len(shifts), 2), "shift_max": round(max(shifts, key=lambda shift: abs(shift)), 2),
+                "shift_mean": round(sum(shifts) / len(shifts), 2), "shift_max": round(farthest, 2),
             }  # fmt: skip
         found[name] = moved
     return found
