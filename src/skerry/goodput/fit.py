@@ -32,14 +32,19 @@ def misfit(cells: list[Cell]) -> float:
     return (sum(cell.deviation**2 for cell in cells) + FORCE * beyond) / len(cells)
 
 
-def fit(start: Costs = START, rounds: int = ROUNDS, told: Callable[[str], None] = print) -> Costs:
+Compute = Callable[[Costs], list[Cell]]
+
+
+def fit(
+    start: Costs = START, rounds: int = ROUNDS, told: Callable[[str], None] = print, compute: Compute = table_1
+) -> Costs:
     moves = dict(MOVES)
-    best, least = start, misfit(table_1(start))
+    best, least = start, misfit(compute(start))
     for _ in range(rounds):
         for name in moves:
             before = best
             for factor in (1 + moves[name], 1 / (1 + moves[name])):
-                while (value := misfit(table_1(moved := scaled(best, name, factor)))) < least:
+                while (value := misfit(compute(moved := scaled(best, name, factor)))) < least:
                     best, least = moved, value
             if best == before:
                 moves[name] /= 2

@@ -85,13 +85,16 @@ class Story:
     def step_s(self, learner: str, now: float, source: random.Random) -> float:
         return source.choice(self._window(learner, now).step_s)
 
-    def transfer_s(self, learner: str, way: str, codec: str, fragment: int, base_version: int, now: float) -> float:
-        """How long a payload is on the link: as measured about then, or as a fault narrows it."""
-        size = payload_bytes("fp32" if base_version == FULL else codec, self.fragments[fragment].size)
+    def size(self, codec: str, fragment: int, base_version: int) -> int:
+        """Bytes of a payload as the run had it."""
+        return payload_bytes("fp32" if base_version == FULL else codec, self.fragments[fragment].size)
+
+    def s_per_byte(self, learner: str, way: str, now: float) -> float:
+        """Of a link: as measured about then, or as a fault narrows it."""
         window = self._window(learner, now)
-        measured_s = size * (window.up_s_per_byte if way == "up" else window.down_s_per_byte)
+        measured = window.up_s_per_byte if way == "up" else window.down_s_per_byte
         mbit = self.worst(learner, "bandwidth", now)
-        return max(measured_s, 8e-6 * size / mbit) if mbit else measured_s
+        return max(measured, 8e-6 / mbit) if mbit else measured
 
     def _window(self, learner: str, now: float) -> Window:
         mine = self.windows[learner]
@@ -198,14 +201,15 @@ def _window(story: Story, sample: Sample, until: float) -> Window:
 
 
 def numbers(story: Story, tally: Tally) -> dict[str, float]:
-    """What is compared, of the run's tape and of its twin's."""
+    """What is compared, of the run's tape and of its twin's; how the last work is cut into merges is left out."""
     per = tally.fragment_count
     train_s = end_of(tally) - (tally.training_at or 0.0)
     capacity = sum(story.rates.values()) * train_s
-    merged = [sum(row.fate == MERGED for row in c.rows) for c in tally.commits]
+    merged = [sum(row.fate == MERGED for row in c.rows) for c in tally.commits if c.phase != "closing"]
     return {
         "goodput": tally.merged / per / capacity,
         "merges": len(merged),
+        "merges_closing": len(tally.commits) - len(merged),
         "contributors_mean": sum(merged) / max(1, len(merged)),
         "tokens_merged": tally.merged / per,
         "tokens_produced": tally.produced / per,

@@ -18,7 +18,8 @@ from typing import Any, cast
 import msgspec
 
 from skerry import config as configs
-from skerry.algo.fragments import Fragment
+from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import BLOCK, Fragment
 from skerry.core.events import Closing, Gone, Ticked
 from skerry.core.facts import RunCreated
 from skerry.core.messages import Contribution, Message, Publication
@@ -30,7 +31,7 @@ from skerry.node.model import decode_fact
 from skerry.node.syncer import SyncerNode
 from skerry.shell.peers import Learners, Uplink
 from skerry.shell.summary import Tally
-from skerry.sim.algebra import Integers
+from skerry.sim.algebra import BYTES, Integers
 from skerry.sim.files import CrashFiles, Session
 from skerry.sim.timeline import Timeline
 from skerry.sim.world import layout_for
@@ -41,8 +42,18 @@ from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
 ROOT = Path("/twin")
 TICK_S = 0.05  # of the nodes between events
 REDIAL_S = 0.3  # a first try, with what the handshake takes
+BUFFER_BYTES = 2560 << 10  # of a stream, in kernels on the way: for its sender they have left (Linux, loopback)
 LATE = 4.0  # a twin that needs so much longer than its run will never end
-ALGEBRA = Integers()
+
+
+class Sized(Integers):
+    """Integers; a whole fragment is as many times longer than a delta as the run's: the syncer sends the shorter."""
+
+    def __init__(self, codec: str) -> None:
+        self._whole_bytes = BYTES[codec] * payload_bytes("fp32", BLOCK) // payload_bytes(codec, BLOCK)
+
+    def whole(self, theta: int) -> memoryview:
+        return memoryview(theta.to_bytes(self._whole_bytes, "little", signed=True))
 
 
 def live(story: Story, seed: int) -> Tally:
@@ -54,6 +65,7 @@ class Twin(Timeline):
     def __init__(self, story: Story, seed: int) -> None:
         super().__init__()
         self.story = story
+        self.algebra = Sized(story.config.wire.codec_down)
         self.random = random.Random(seed)
         self.layout, self.fragments = layout_for(len(story.fragments))
         self.disk = CrashFiles(seed)
@@ -74,9 +86,9 @@ class Twin(Timeline):
 
     def _create(self) -> None:
         with Store.open(ROOT, files=self._files()) as store:
-            parts = ALGEBRA.parts(Values(0, 0, 0))  # type: ignore[arg-type]
+            parts = self.algebra.parts(Values(0, 0, 0))  # type: ignore[arg-type]
             files = tuple(store.put(parts) for _ in self.fragments)
-            digests = tuple(ALGEBRA.digest(0) for _ in self.fragments)
+            digests = tuple(self.algebra.digest(0) for _ in self.fragments)
             config, layout = configs.encode(self.story.config), msgspec.json.encode(self.layout)
             store.commit([msgspec.msgpack.encode(RunCreated("twin", config, layout, files, digests, 0.0))])
 
@@ -86,7 +98,7 @@ class Twin(Timeline):
     def _start_syncer(self) -> None:
         self.learners = Learners()
         self.store = Store.open(ROOT, files=self._files())
-        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.now, ALGEBRA)
+        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.now, self.algebra)
         self.learners.endpoint = Hub(self)
         self._tick(self.syncer)
 
@@ -132,7 +144,9 @@ class Island:
         self.step_s: float | None = None  # of the step it is in
         self.uplink = Uplink()
         number = next(twin.numbers)
-        self.node = LearnerNode(self.name, twin.layout, self, self.uplink, f"{self.name}-{number}", twin.clock, ALGEBRA)
+        self.node = LearnerNode(
+            self.name, twin.layout, self, self.uplink, f"{self.name}-{number}", twin.clock, twin.algebra
+        )
         self.uplink.node = self.node
         self.line: Line | None = None
         self._dial()
@@ -262,18 +276,20 @@ class Line:
         self.carry("up", message, payload, tag)
 
     def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
-        twin, story, takes_s = self.twin, self.twin.story, 0.0
-        leaves_at = twin.now
+        twin, story = self.twin, self.twin.story
+        takes_s, leaves_at, gone_at = 0.0, twin.now, twin.now
         if payload is not None:
             assert isinstance(message, Contribution | Publication)
             base = message.base_version if isinstance(message, Publication) else 0
-            takes_s = story.transfer_s(self.island.name, way, message.codec, message.fragment, base, twin.now)
+            s_per_byte = story.s_per_byte(self.island.name, way, twin.now)
+            takes_s = story.size(message.codec, message.fragment, base) * s_per_byte
             leaves_at = self._free_at[way] = max(twin.now, self._free_at[way]) + takes_s
+            gone_at = max(twin.now, leaves_at - BUFFER_BYTES * s_per_byte)
         arrives_at = leaves_at + LATENCY_S + story.worst(self.island.name, "delay", twin.now)
         received = Received(self.peer, message, payload, takes_s)
         twin.at(arrives_at - twin.now, partial(self._tell, "down" if way == "up" else "up", received))
         if tag is not None:
-            twin.at(leaves_at - twin.now, partial(self._tell, way, Sent(self.peer, tag)))
+            twin.at(gone_at - twin.now, partial(self._tell, way, Sent(self.peer, tag)))
 
     def _tell(self, end: str, event: WireEvent) -> None:
         """To the end that sends this way, as soon as the link lets it through and the process is awake."""
