@@ -27,7 +27,7 @@ def weibull(count, seed=0):
 
 @pytest.mark.parametrize(("learners", "rigid"), [(1, False), (2, False), (1, True)])
 def test_a_simulator_that_asks_every_chip_in_every_step_agrees_within_the_interval(learners, rigid):
-    trials, total_s = 14, 0.25 * DAY_S
+    trials, total_s = 20, 0.25 * DAY_S
     pause_s = COSTS.restart_s if rigid else COSTS.reconfigure_s
     repairs_s = np.zeros(1) if rigid else weibull(100_000)
     slow = np.array([

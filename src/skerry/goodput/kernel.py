@@ -112,7 +112,8 @@ def spells(
         if until > now:
             if not is_up:
                 widths[stops] = 0.0
-            downs[stops] = now, min(until, total_s)
+            downs[stops, 0] = now
+            downs[stops, 1] = min(until, total_s)
             stops += 1
             now, is_up = until, False
             continue
@@ -137,7 +138,8 @@ def together(a: Array, b: Array, out: Array) -> int:
     while i < len(a) and j < len(b):
         start, end = max(a[i, 0], b[j, 0]), min(a[i, 1], b[j, 1])
         if start < end:
-            out[count] = start, end
+            out[count, 0] = start
+            out[count, 1] = end
             count += 1
         if a[i, 1] < b[j, 1]:
             i += 1
