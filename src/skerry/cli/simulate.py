@@ -1,4 +1,7 @@
-"""skerry simulate protocol: the real core, nodes, store and frames in virtual time, under faults drawn from seeds."""
+"""skerry simulate protocol: the real core, nodes, store and frames in virtual time, under faults drawn from seeds.
+
+`simulate goodput` and `simulate run` have files of their own.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,22 @@ from skerry.chaos.plan import Plan, read_plan
 from skerry.sim.run import Outcome, Result, run_seed, run_seeds
 
 SEEDS = 1000
-WHAT = ("protocol",)
+WHAT = ("protocol", "goodput", "run")
 
 
 def run(words: Sequence[str]) -> int:
+    if words[:1] == ["goodput"]:
+        from skerry.cli import simulate_goodput
+
+        return simulate_goodput.run(words[1:])
+    if words[:1] == ["run"]:
+        from skerry.cli import simulate_run
+
+        return simulate_run.run(words[1:])
+    return _protocol(words)
+
+
+def _protocol(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry simulate", description=__doc__)
     parser.add_argument("what", choices=WHAT, help="what to simulate")
     parser.add_argument("--seeds", type=cli.whole, default=SEEDS, metavar="N", help=f"how many (default {SEEDS})")

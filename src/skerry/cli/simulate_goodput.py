@@ -1,0 +1,327 @@
+"""skerry simulate goodput: what share of a fleet does useful steps while its chips fail, before anybody buys it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from skerry import cli
+from skerry.goodput import paper
+from skerry.goodput.fit import read_record
+from skerry.goodput.model import DAY_S, Costs, Fleet, Interval, even_fleet, interval, simulate
+from skerry.plan import units
+
+DEFAULTS = Costs()
+YEAR_S = 365.25 * DAY_S
+LEARNERS_MAX = 4096
+WORK_MAX = 2e9  # failures a command may simulate: about ten minutes
+TITLE = "Failing chips: our model (lines), Table 1 of arXiv 2604.21428 (dots); right: 1.2M chips, 8 learners"
+
+
+def run(words: Sequence[str]) -> int:
+    options, overrides = cli.parse(_parser(), words)
+    if overrides:
+        raise cli.Refusal(f"--{overrides[0][0]}: goodput is simulated without a run's configuration")
+    stem = _stem(options)
+    began = time.perf_counter()
+    if options.paper:
+        _refuse_others(options)
+        return _paper(options, stem, began)
+    fleet = _fleet(options)
+    days, trials = _number(options, "days", units.count, 1e-3, 36525, 30.0), _whole(options, "trials", 2, 1e5, 50)
+    _refuse_too_much(fleet, days, trials)
+    outcome = simulate(fleet, days, trials, options.seed)
+    found: dict[str, Any] = {
+        "goodput": asdict(interval(outcome.goodput)),
+        "uptime": asdict(interval(outcome.uptime)),
+        "failures_per_day": float(outcome.failures.mean()) / days,
+        "mode": "rigid" if fleet.is_rigid else "elastic",
+        "chips": sum(fleet.chips),
+        "learners": fleet.learners,
+        "quorum": fleet.quorum,
+        "waiting": 1 - outcome.rounds.useful,
+        "constants": asdict(fleet.costs),
+        "days": days,
+        "trials": trials,
+        "seed": options.seed,
+    }
+    if fleet.at_night:
+        found["relative_time"] = asdict(interval(outcome.relative_time))
+    if fleet.learners > 1 and (fleet.quorum > 1 or fleet.grace):
+        found["contributors_mean"] = outcome.rounds.contributors
+    if stem:
+        found["plots"] = _draw_around(fleet, stem, options.seed)
+    found["seconds"] = time.perf_counter() - began
+    if options.json:
+        cli.print_json(found)
+    else:
+        _tell(found)
+    return 0
+
+
+def _parser() -> cli.Parser:
+    parser = cli.Parser(prog="skerry simulate goodput", description=__doc__)
+    add = parser.add_argument
+    add("--paper", action="store_true", help="Tables 1, 4 and 5 of arXiv 2604.21428 instead, ours beside theirs")
+    add("--chips", metavar="N[,N…]", help="in all, shared out evenly; or a list, those of each learner (default 1.2M)")
+    add("--learners", metavar="M", help="how many (default 8, or as many as --chips lists)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--elastic", action="store_true", help="a learner goes on without a lost slice (default)")
+    mode.add_argument("--rigid", action="store_true", help="a learner restarts whole, on spares")
+    add("--mtbi", metavar="TIME[,…]", help="of a chip, between interruptions (default 1y)")
+    add("--slice", metavar="N[,…]", help="chips that are lost together (default 256)")
+    add("--step", metavar="TIME", help=f"of training (default {DEFAULTS.step_s:g}s)")
+    add("--repair", metavar="TIME", help=f"mean, until a lost slice is back (default {DEFAULTS.repair_s:g}s)")
+    add("--reconfigure", metavar="TIME", help=f"a down- or upscale takes (default {DEFAULTS.reconfigure_s:g}s)")
+    add("--restart", metavar="TIME", help=f"a rigid learner's takes (default {DEFAULTS.restart_s:g}s)")
+    add("--checkpoint", metavar="TIME", help="between those a rigid learner falls back to (default: none is lost)")
+    add("--speeds", metavar="X[,…]", help="of each learner, relative (default: all 1)")
+    add("--speed-variance", metavar="X", help="each learner's speed lies within ± this share (default 0)")
+    add("--quorum", metavar="K", help="learners a merge waits for (default 1)")
+    add("--grace", metavar="X", help="window after the K-th, as a share of a step (default 0)")
+    add("--scavenged", metavar="N", help="this many of the learners are only there at night")
+    add("--night", metavar="TIME", help="of each day (default 12h)")
+    add("--regions", metavar="N", help="the learners are spread over, each of which fails as a whole")
+    add("--region-mtbi", metavar="TIME", help="of a region (default 30d)")
+    add("--region-repair", metavar="TIME", help="mean, until it is back (default 2h)")
+    add("--days", metavar="N", help="each trial (default 30)")
+    add("--trials", metavar="N", help="(default 50)")
+    add("--seed", type=cli.whole, default=0, metavar="SEED")
+    add("--plot", metavar="PATH", help="write PATH.png and PATH.svg (needs skerry[plot])")
+    add("--json", action="store_true", help="print one JSON object on stdout")
+    return parser
+
+
+# ---------------------------------------------------------------------------------------------- what is asked
+
+
+def _fleet(options: argparse.Namespace) -> Fleet:
+    chips = _numbers(options, "chips", units.count, 1, 1e10) or [1.2e6]
+    learners = _whole(options, "learners", 1, LEARNERS_MAX, len(chips) if len(chips) > 1 else 8)
+    slice_chips = _each(options, "slice", units.count, 1, 1e7, learners, 256.0)
+    mtbi_s = _each(options, "mtbi", units.seconds, 60, 1e4 * YEAR_S, learners, YEAR_S)
+    speeds = _each(options, "speeds", units.count, 1e-3, 1e3, learners, 1.0)
+    if len(chips) > 1 and len(chips) != learners:
+        raise cli.Refusal(f"--chips {options.chips}: lists {len(chips)} learners, --learners says {learners}")
+    if len(chips) == 1:
+        _refuse_no_slices(options, chips[0], learners, slice_chips)
+        even = even_fleet(chips[0], learners, slice_chips[0]).chips
+        chips = list(even) if len(set(slice_chips)) == 1 else [chips[0] / learners] * learners
+    for n, size in zip(chips, slice_chips, strict=True):
+        if n < size:
+            raise cli.Refusal(f"--chips: a learner of {n:g} chips has not one slice of {size:g}: use a smaller --slice")
+    if options.checkpoint is not None and not options.rigid:
+        raise cli.Refusal(f"--checkpoint {options.checkpoint}: only a --rigid learner falls back to a checkpoint")
+    at_night = _whole(options, "scavenged", 0, learners - 1, 0)
+    regions = _whole(options, "regions", 1, learners, 0)
+    for name, on in (("night", at_night), ("region_mtbi", regions), ("region_repair", regions)):
+        if getattr(options, name) is not None and not on:
+            other = "scavenged" if name == "night" else "regions"
+            raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: says nothing without --{other}")
+    return Fleet(
+        chips=tuple(chips),
+        slice_chips=tuple(slice_chips),
+        mtbi_s=tuple(mtbi_s),
+        speeds=tuple(speeds),
+        is_rigid=options.rigid,
+        checkpoint_s=_number(options, "checkpoint", units.seconds, 1, YEAR_S, 0.0),
+        costs=Costs(
+            step_s=_number(options, "step", units.seconds, 1e-3, 3600, DEFAULTS.step_s),
+            restart_s=_number(options, "restart", units.seconds, 0, 30 * DAY_S, DEFAULTS.restart_s),
+            reconfigure_s=_number(options, "reconfigure", units.seconds, 0, 30 * DAY_S, DEFAULTS.reconfigure_s),
+            repair_s=_number(options, "repair", units.seconds, 0, 10 * YEAR_S, DEFAULTS.repair_s),
+        ),
+        quorum=_quorum(options, learners),
+        grace=_number(options, "grace", units.count, 0, 1, 0.0),
+        speed_variance=_number(options, "speed_variance", units.count, 0, 0.9, 0.0),
+        at_night=at_night,
+        night_s=_number(options, "night", units.seconds, 60, DAY_S, DAY_S / 2),
+        regions=regions,
+        region_mtbi_s=_number(options, "region_mtbi", units.seconds, 3600, 1e4 * YEAR_S, 30 * DAY_S),
+        region_repair_s=_number(options, "region_repair", units.seconds, 1, YEAR_S, 7200.0),
+    )
+
+
+def _refuse_no_slices(options: argparse.Namespace, chips: float, learners: int, slice_chips: Sequence[float]) -> None:
+    slices = int(chips / max(slice_chips))
+    if learners > slices:
+        raise cli.Refusal(
+            f"--learners {learners}: more than the {slices} slices of {max(slice_chips):g} that "
+            f"{chips:g} chips are: use fewer learners or a smaller --slice"
+        )
+
+
+def _quorum(options: argparse.Namespace, learners: int) -> int:
+    quorum = _whole(options, "quorum", 1, LEARNERS_MAX, 1)
+    if quorum > learners:
+        raise cli.Refusal(f"--quorum {quorum}: more than the {learners} learners there are")
+    return quorum
+
+
+def _refuse_too_much(fleet: Fleet, days: float, trials: int) -> None:
+    failures = sum(c / mtbi for c, mtbi in zip(fleet.chips, fleet.mtbi_s, strict=True)) * days * DAY_S * trials
+    if failures > WORK_MAX:
+        raise cli.Refusal(f"--days {days:g} --trials {trials}: {failures:.2g} failures to simulate: ask for less")
+
+
+def _refuse_others(options: argparse.Namespace) -> None:
+    for name, value in vars(options).items():
+        if name not in ("paper", "json", "plot", "seed") and value not in (None, False):
+            raise cli.Refusal(f"{_flag(name)}: --paper has its own fleets and constants")
+
+
+def _stem(options: argparse.Namespace) -> Path | None:
+    if options.seed < 0:
+        raise cli.Refusal(f"--seed {options.seed}: a seed is 0 or above")
+    if options.plot is None:
+        return None
+    if importlib.util.find_spec("matplotlib") is None:
+        raise cli.Refusal("--plot: needs matplotlib: pip install 'skerry[plot]'")
+    stem = Path(options.plot)
+    stem = stem.with_suffix("") if stem.suffix in (".png", ".svg") else stem
+    if not stem.name or not stem.parent.is_dir():
+        raise cli.Refusal(f"--plot {options.plot}: {stem.parent} is not a directory to write to")
+    return stem
+
+
+Parse = Callable[[str], float]
+
+
+def _number(options: argparse.Namespace, name: str, parse: Parse, low: float, high: float, default: float) -> float:
+    text = getattr(options, name)
+    return default if text is None else _checked(name, text, parse, low, high)
+
+
+def _whole(options: argparse.Namespace, name: str, low: float, high: float, default: int) -> int:
+    value = _number(options, name, units.count, low, high, default)
+    if value != int(value):
+        raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: must be a whole number")
+    return int(value)
+
+
+def _numbers(options: argparse.Namespace, name: str, parse: Parse, low: float, high: float) -> list[float]:
+    text = getattr(options, name)
+    return [] if text is None else [_checked(name, one, parse, low, high) for one in text.split(",")]
+
+
+def _each(
+    options: argparse.Namespace, name: str, parse: Parse, low: float, high: float, learners: int, default: float
+) -> list[float]:
+    """One value a learner: those listed, or the one for all."""
+    values = _numbers(options, name, parse, low, high) or [default]
+    if len(values) not in (1, learners):
+        raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: write one value, or one for each of {learners}")
+    return values * learners if len(values) == 1 else values
+
+
+def _checked(name: str, text: str, parse: Parse, low: float, high: float) -> float:
+    try:
+        value = parse(text)
+    except ValueError as error:
+        raise cli.Refusal(f"{_flag(name)} {text}: {error}") from None
+    if not low <= value <= high:
+        unit = " s" if parse is units.seconds else ""
+        raise cli.Refusal(f"{_flag(name)} {text}: must be from {low:g} to {high:g}{unit}")
+    return value
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+# ---------------------------------------------------------------------------------------------- what is told
+
+
+def _paper(options: argparse.Namespace, stem: Path | None, began: float) -> int:
+    cells = paper.table_1(seed=options.seed or paper.SEED)
+    largest, mean = paper.deviations(cells)
+    found: dict[str, Any] = {
+        "cells": [{**asdict(cell), "deviation": cell.deviation} for cell in cells],
+        "deviation_max": largest,
+        "deviation_mean": mean,
+        "scavenging": paper.table_4(),
+        "unequal": paper.table_5(),
+        "constants": asdict(DEFAULTS),
+        "sensitivity": read_record()["sensitivity"],
+    }
+    if stem:
+        from skerry.goodput import plot
+
+        fleet = even_fleet(1.2e6, 8)
+        middle = next(c.ours for c in cells if (c.chips, c.learners, c.what) == (1.2e6, 8, "goodput"))
+        drawn = plot.draw(stem, plot.of_cells(cells), middle, plot.swings(fleet, paper.SEED), TITLE)
+        found["plots"] = [str(path) for path in drawn]
+    found["seconds"] = time.perf_counter() - began
+    if options.json:
+        cli.print_json(found)
+    else:
+        _tell_paper(found, cells)
+    return 0
+
+
+def _draw_around(fleet: Fleet, stem: Path, seed: int) -> list[str]:
+    from skerry.goodput import plot
+
+    even = even_fleet(sum(fleet.chips), fleet.learners, fleet.slice_chips[0], fleet.mtbi_s[0], is_rigid=fleet.is_rigid,
+                      costs=fleet.costs)  # fmt: skip
+    middle = 100 * float(simulate(even, plot.DAYS, plot.TRIALS, seed).goodput.mean())
+    title = f"Goodput and uptime as chips fail; right: {sum(even.chips):,.0f} chips, {even.learners} learners"
+    return [str(path) for path in plot.draw(stem, plot.sweep(even, seed), middle, plot.swings(even, seed), title)]
+
+
+def _percent(found: dict[str, float]) -> str:
+    one = Interval(**found)
+    return f"{one.mean:.2%}  (95 %: {one.low:.2%} to {one.high:.2%})"
+
+
+def _tell(found: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("fleet", f"{found['chips']:,.0f} chips, {found['learners']} learners, {found['mode']}")
+    table.add_row("goodput", _percent(found["goodput"]))
+    table.add_row("uptime", _percent(found["uptime"]))
+    if "relative_time" in found:
+        table.add_row("training time", _percent(found["relative_time"]) + " of the resident learners' alone")
+    if "contributors_mean" in found:
+        table.add_row("in a merge", f"{found['contributors_mean']:.1f} learners")
+    if found["waiting"]:
+        table.add_row("waiting", f"{found['waiting']:.1%} of the capacity, for the quorum")
+    table.add_row("failures", f"{found['failures_per_day']:,.1f} a day")
+    table.add_row("simulated", f"{found['trials']} trials of {found['days']:g} days in {found['seconds']:.1f} s")
+    for path in found.get("plots", ()):
+        table.add_row("drawn", path)
+    console.print(table)
+
+
+def _tell_paper(found: dict[str, Any], cells: Sequence[paper.Cell]) -> None:
+    console = Console()
+    for what in ("goodput", "uptime"):
+        table = Table(box=None, pad_edge=False, title=f"{what}, %: ours (the paper's)", title_justify="left")
+        table.add_column("learners")
+        for chips in paper.CHIPS:
+            table.add_column(f"{chips / 1e3:g}k", justify="right")
+        for mode, learners in paper.ROWS:
+            mine = [c for c in cells if (c.mode, c.learners, c.what) == (mode, learners, what)]
+            table.add_row(f"{learners} {mode}", *(f"{c.ours:.1f} ({c.paper:g})" for c in mine))
+        console.print(table)
+    console.print(
+        f"deviation: {found['deviation_max']:.2f} points at most, {found['deviation_mean']:.2f} on average, "
+        f"over {len(cells)} cells"
+    )
+    for one in found["scavenging"]:
+        console.print(f"+{one['extra']:.0%} at night: {one['ours']:.2f} of the time (the paper: {one['paper']})")
+    for one in found["unequal"]:
+        console.print(
+            f"K = {one['quorum']}, grace {one['grace']:g}: goodput {one['ours']:.0f} % (the paper: {one['paper']}), "
+            f"{one['contributors']:.1f} learners in a merge"
+        )
+    for path in found.get("plots", ()):
+        console.print(f"drawn: {path}")

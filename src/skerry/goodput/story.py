@@ -1,0 +1,217 @@
+"""What happened to a real run, read from its tape: when whose processes lived, how long steps took, what links did.
+
+Measurements and faults only. What the run made of them (rounds, merges, who took part) is what a twin in virtual time
+has to find out by itself (`twin.py`). Times are seconds since the first syncer started.
+
+A life ends at the kill that was injected into it; where none was, when its link was lost for good, or when the next one
+began. A learner's next process is there when it said hello: how long a process takes to start is the machine's affair.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from skerry import config as configs
+from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import Fragment, Layout, split
+from skerry.core.facts import EpochStarted, Fact, Injected, LifeStarted, RunCreated, Sample, Sampled
+from skerry.core.ledger import MERGED
+from skerry.core.messages import FULL
+from skerry.core.state import RunState
+from skerry.node.model import decode_fact
+from skerry.shell.summary import Tally, end_of
+from skerry.store.store import Store
+
+LATENCY_S = 0.001  # of a link no fault delays: the tape does not say
+SYNCER_AWAY = ("kill", "disk_full")
+CUTS = ("drop", "corrupt", "truncate")
+STOP_SHARE = 0.9  # a step that took so much of a stop was stopped
+Span = tuple[float, float]
+
+
+class StoryError(Exception):
+    """A tape that no twin can be fed from: one line."""
+
+
+@dataclass(frozen=True)
+class Life:
+    learner: str
+    begins: float
+    ends: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """A few seconds of one learner, as sampled."""
+
+    until: float
+    step_s: tuple[float, ...]
+    up_s_per_byte: float
+    down_s_per_byte: float
+
+
+@dataclass
+class Story:
+    config: configs.Config
+    fragments: tuple[Fragment, ...]
+    tally: Tally
+    lives: list[Life] = field(default_factory=list)
+    windows: dict[str, list[Window]] = field(default_factory=dict)
+    step_tokens: dict[str, int] = field(default_factory=dict)
+    syncer_away: list[Span] = field(default_factory=list)
+    faults: list[Injected] = field(default_factory=list)  # their times since the start
+
+    def spans(self, target: str, *kinds: str) -> list[Span]:
+        return [(f.at, f.until) for f in self.faults if f.target == target and f.kind in kinds]
+
+    def worst(self, learner: str, kind: str, now: float) -> float:
+        """The number of a fault that is on: seconds of delay, or Mbit/s."""
+        on = [f for f in self.faults if f.target == learner and f.kind == kind and f.at <= now < f.until]
+        return max((float(f.detail.split()[1]) for f in on), default=0.0)
+
+    def blocked_until(self, learner: str, way: str, now: float) -> float:
+        """When a link that carries nothing this way now does so again; now if it does."""
+        spans = self.spans(learner, "partition")
+        spans += [(f.at, f.until) for f in self.faults
+                  if f.target == learner and f.kind == "half_open" and way in f.detail]  # fmt: skip
+        return max((until for at, until in spans if at <= now < until), default=now)
+
+    def step_s(self, learner: str, now: float, source: random.Random) -> float:
+        return source.choice(self._window(learner, now).step_s)
+
+    def size(self, codec: str, fragment: int, base_version: int) -> int:
+        """Bytes of a payload as the run had it."""
+        return payload_bytes("fp32" if base_version == FULL else codec, self.fragments[fragment].size)
+
+    def s_per_byte(self, learner: str, way: str, now: float) -> float:
+        """Of a link: as measured about then, or as a fault narrows it."""
+        window = self._window(learner, now)
+        measured = window.up_s_per_byte if way == "up" else window.down_s_per_byte
+        mbit = self.worst(learner, "bandwidth", now)
+        return max(measured, 8e-6 / mbit) if mbit else measured
+
+    def _window(self, learner: str, now: float) -> Window:
+        mine = self.windows[learner]
+        return next((window for window in mine if window.until >= now), mine[-1])
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Tokens/s of each learner while nothing slows it: a capacity that is the same for the run and its twin."""
+        found = {}
+        for name, windows in self.windows.items():
+            slow = self.spans(name, "slow")
+            calm = [s for w in windows if not any(a <= w.until < b + 10 for a, b in slow) for s in w.step_s]
+            found[name] = self.step_tokens[name] / statistics.median(calm or [s for w in windows for s in w.step_s])
+        return found
+
+
+def read(run_dir: Path) -> Story:
+    with Store.open(run_dir, readonly=True) as store:
+        facts = [fact for record in store.history() if not isinstance(fact := decode_fact(record.body), RunState)]
+    return story_of(facts, str(run_dir))
+
+
+def story_of(facts: Sequence[Fact], where: str) -> Story:
+    tally = Tally()
+    for fact in facts:
+        tally.take(fact)
+    if tally.training_at is None or not tally.commits:
+        raise StoryError(f"{where}: has no merge yet, so there is nothing to compare with")
+    if tally.pauses:
+        raise StoryError(f"{where}: was stopped and resumed by its operator; only uninterrupted runs have a twin")
+    if tally.closing_at is None:
+        raise StoryError(f"{where}: has not come to the end of its budget yet")
+    created = next(fact for fact in facts if isinstance(fact, RunCreated))
+    began = tally.epochs[0].at
+    layout = msgspec.json.decode(created.layout, type=Layout)
+    story = Story(configs.decode(created.config), split(layout, len(created.files)), tally)
+    story.faults = [msgspec.structs.replace(f, at=f.at - began, until=f.until - began) for f in tally.injected]
+    story.syncer_away = _absences(facts, story.faults, began)
+    story.lives = _lives(tally, story.faults, began)
+    _measure(story, [fact for fact in facts if isinstance(fact, Sampled)], began)
+    for life in story.lives:
+        if not story.windows.get(life.learner):
+            raise StoryError(f"{where}: has no measured step of {life.learner} on its tape: it was there too briefly")
+    return story
+
+
+def _absences(facts: Sequence[Fact], faults: Sequence[Injected], began: float) -> list[Span]:
+    """Between a syncer's end, or the last that is known of it, and the next one's start."""
+    found, last = [], began
+    for fact in facts:
+        if isinstance(fact, EpochStarted) and fact.epoch > 1:
+            until = fact.at - began
+            ends = [f.at for f in faults if f.target == "syncer" and f.kind in SYNCER_AWAY and f.at < until]
+            found.append((max(last - began, *ends) if ends else last - began, until))
+        if not isinstance(fact, Injected):
+            last = fact.at
+    return found
+
+
+def _lives(tally: Tally, faults: Sequence[Injected], began: float) -> list[Life]:
+    found = []
+    for life in tally.lives:
+        later = (other.at for other in tally.lives if other.learner == life.learner and other.at > life.at)
+        limit = min(later, default=None)
+        found.append(Life(life.learner, life.at - began, _end(tally, faults, life, limit, began)))
+    return found
+
+
+def _end(tally: Tally, faults: Sequence[Injected], life: LifeStarted, limit: float | None, began: float) -> float:
+    until = (limit or end_of(tally)) - began
+    kills = [f.at for f in faults if f.target == life.learner and f.kind == "kill"]
+    inside = [at for at in kills if life.at - began < at < until]
+    if inside:
+        return inside[0]
+    seen = [w for w in tally.witnessed if w.learner == life.learner and life.at < w.at < until + began]
+    if seen and seen[-1].what == "lost":
+        return seen[-1].at - began
+    return until if limit else float("inf")
+
+
+def _measure(story: Story, sampled: Iterable[Sampled], began: float) -> None:
+    steps: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    for fact in sampled:
+        for sample in fact.samples:
+            name = sample.learner
+            steps[name] = steps.get(name, 0) + sample.steps
+            tokens[name] = tokens.get(name, 0) + sample.tokens
+            window = _window(story, sample, fact.at - began)
+            if window.step_s:
+                story.windows.setdefault(name, []).append(window)
+    story.step_tokens = {name: round(tokens[name] / steps[name]) for name in steps if steps[name]}
+
+
+def _window(story: Story, sample: Sample, until: float) -> Window:
+    stops = [b - a for a, b in story.spans(sample.learner, "stop")]
+    limit_s = STOP_SHARE * min(stops, default=float("inf"))
+    return Window(
+        until,
+        tuple(s for s in sample.step_s if s < limit_s),
+        sample.up_s / sample.up_bytes if sample.up_bytes else 0.0,
+        sample.down_s / sample.down_bytes if sample.down_bytes else 0.0,
+    )
+
+
+def numbers(story: Story, tally: Tally) -> dict[str, float]:
+    """What is compared, of the run's tape and of its twin's; how the last work is cut into merges is left out."""
+    per = tally.fragment_count
+    train_s = end_of(tally) - (tally.training_at or 0.0)
+    capacity = sum(story.rates.values()) * train_s
+    merged = [sum(row.fate == MERGED for row in c.rows) for c in tally.commits if c.phase != "closing"]
+    return {
+        "goodput": tally.merged / per / capacity,
+        "merges": len(merged),
+        "merges_closing": len(tally.commits) - len(merged),
+        "contributors_mean": sum(merged) / max(1, len(merged)),
+        "tokens_merged": tally.merged / per,
+        "tokens_produced": tally.produced / per,
+        "train_s": train_s,
+    }

@@ -1,0 +1,346 @@
+"""A real run's twin in virtual time: the real core, nodes and store, fed with what the run's tape measured.
+
+Why the real machines and not a formula of them: which fragments are due, who is asked ahead, how long a window is and
+what an outage leaves behind are decided by some thousand lines of `core/`, and a model of those would have to be
+believed as well. What is simulated is only what the tape says of the world: step times (drawn from those sampled about
+then), transfers, processes that were away, links that were cut, slow or silent. Tensors are integers (`sim.algebra`),
+merging takes no time, and a link that no fault delays takes a millisecond.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from skerry import config as configs
+from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import BLOCK, Fragment
+from skerry.core.events import Closing, Gone, Ticked
+from skerry.core.facts import RunCreated
+from skerry.core.messages import Contribution, Message, Publication
+from skerry.core.state import RunState
+from skerry.goodput.story import CUTS, LATENCY_S, Life, Story, StoryError
+from skerry.node.algebra import Payload, Values
+from skerry.node.learner import LearnerNode, Pending
+from skerry.node.model import decode_fact
+from skerry.node.syncer import SyncerNode
+from skerry.shell.peers import Learners, Uplink
+from skerry.shell.summary import Tally
+from skerry.sim.algebra import BYTES, Integers
+from skerry.sim.files import CrashFiles, Session
+from skerry.sim.timeline import Timeline
+from skerry.sim.world import layout_for
+from skerry.store.files import FileSystem
+from skerry.store.store import Store
+from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
+
+ROOT = Path("/twin")
+TICK_S = 0.05  # of the nodes between events
+REDIAL_S = 0.3  # a first try, with what the handshake takes
+BUFFER_BYTES = 2560 << 10  # of a stream, in kernels on the way: for its sender they have left (Linux, loopback)
+LATE = 4.0  # a twin that needs so much longer than its run will never end
+
+
+class Sized(Integers):
+    """Integers; a whole fragment is as many times longer than a delta as the run's: the syncer sends the shorter."""
+
+    def __init__(self, codec: str) -> None:
+        self._whole_bytes = BYTES[codec] * payload_bytes("fp32", BLOCK) // payload_bytes(codec, BLOCK)
+
+    def whole(self, theta: int) -> memoryview:
+        return memoryview(theta.to_bytes(self._whole_bytes, "little", signed=True))
+
+
+def live(story: Story, seed: int) -> Tally:
+    """The twin's own tape, folded."""
+    return Twin(story, seed).run()
+
+
+class Twin(Timeline):
+    def __init__(self, story: Story, seed: int) -> None:
+        super().__init__()
+        self.story = story
+        self.algebra = Sized(story.config.wire.codec_down)
+        self.random = random.Random(seed)
+        self.layout, self.fragments = layout_for(len(story.fragments))
+        self.disk = CrashFiles(seed)
+        self.lines: dict[int, Line] = {}
+        self.numbers = itertools.count(1)
+        self.syncer: SyncerNode | None = None
+        self.learners = Learners()
+        self._create()
+        self._start_syncer()
+        for at, until in story.syncer_away:
+            self.at(at, self._end_syncer)
+            self.at(until, self._start_syncer)
+        for life in story.lives:
+            self.at(life.begins, partial(Island, self, life))
+
+    def clock(self) -> float:
+        return self.now
+
+    def _create(self) -> None:
+        with Store.open(ROOT, files=self._files()) as store:
+            parts = self.algebra.parts(Values(0, 0, 0))  # type: ignore[arg-type]
+            files = tuple(store.put(parts) for _ in self.fragments)
+            digests = tuple(self.algebra.digest(0) for _ in self.fragments)
+            config, layout = configs.encode(self.story.config), msgspec.json.encode(self.layout)
+            store.commit([msgspec.msgpack.encode(RunCreated("twin", config, layout, files, digests, 0.0))])
+
+    def _files(self) -> FileSystem:
+        return cast(FileSystem, Session(self.disk))
+
+    def _start_syncer(self) -> None:
+        self.learners = Learners()
+        self.store = Store.open(ROOT, files=self._files())
+        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.now, self.algebra)
+        self.learners.endpoint = Hub(self)
+        self._tick(self.syncer)
+
+    def _end_syncer(self) -> None:
+        self.syncer = None
+        self.store.close()
+        for line in list(self.lines.values()):
+            line.cut()
+
+    def _tick(self, syncer: SyncerNode) -> None:
+        if self.syncer is syncer and not syncer.finished:
+            if self.awake_at("syncer") == self.now:
+                syncer.handle(Ticked(), self.now)
+                syncer.tidy()
+            self.at(TICK_S, partial(self._tick, syncer))
+
+    def awake_at(self, target: str) -> float:
+        """When a process that was stopped goes on; now if it was not."""
+        return max((b for a, b in self.story.spans(target, "stop") if a <= self.now < b), default=self.now)
+
+    def run(self) -> Tally:
+        measured = self.story.tally
+        limit_s = LATE * ((measured.closing_at or 0.0) - measured.epochs[0].at) + 600
+        is_over = self.run_until(limit_s, lambda: self.syncer is not None and bool(self.syncer.finished))
+        if not is_over:
+            raise StoryError(f"the twin did not end within {limit_s:.0f} s of virtual time: {self.syncer}")
+        tally = Tally()
+        for record in self.store.history():
+            fact = decode_fact(record.body)
+            if not isinstance(fact, RunState):
+                tally.take(fact)
+        self.store.close()
+        return tally
+
+
+class Island:
+    """One life of a learner, from its hello to its end; it is its node's `Parameters`."""
+
+    def __init__(self, twin: Twin, life: Life) -> None:
+        self.twin, self.name, self.life = twin, life.learner, life
+        self.is_dead = self.is_closing = False
+        self.values: dict[int, Any] = {}
+        self.step_s: float | None = None  # of the step it is in
+        self.uplink = Uplink()
+        number = next(twin.numbers)
+        self.node = LearnerNode(
+            self.name, twin.layout, self, self.uplink, f"{self.name}-{number}", twin.clock, twin.algebra
+        )
+        self.uplink.node = self.node
+        self.line: Line | None = None
+        self._dial()
+        self._turn()
+        self._tick()
+        if life.ends < float("inf"):
+            twin.at(life.ends - twin.now, self._die)
+        for fault in twin.story.faults:
+            if fault.target == self.name and fault.kind in CUTS and fault.at > twin.now:
+                twin.at(fault.at - twin.now, self._cut)
+        for kind in ("partition", "half_open"):
+            for at, until in twin.story.spans(self.name, kind):
+                silent_s = twin.story.config.wire.timeout_s
+                if until - at > silent_s and at + silent_s > twin.now:
+                    twin.at(at + silent_s - twin.now, self._cut)
+
+    def _die(self) -> None:
+        self.is_dead = True
+        self._cut()
+
+    def _cut(self) -> None:
+        if self.line is not None:
+            self.line.cut()
+
+    # ------------------------------------------------------------------------------------------ its link
+
+    def _dial(self) -> None:
+        twin = self.twin
+        free_at = max(twin.story.blocked_until(self.name, way, twin.now) for way in ("up", "down"))
+        if self.is_dead or self.line is not None:
+            return
+        if twin.syncer is None or twin.syncer.finished or free_at > twin.now:
+            twin.at(max(REDIAL_S, free_at - twin.now), self._dial)
+            return
+        self.line = self.uplink.endpoint = Line(twin, self)
+
+    def take(self, event: WireEvent) -> None:
+        if self.is_dead:
+            return
+        self.uplink.take(event)
+        if isinstance(event, Lost):
+            self.line = None
+            self.twin.at(REDIAL_S, self._dial)
+
+    # ------------------------------------------------------------------------------------------ its two threads
+
+    def _turn(self) -> None:
+        """A step ends and the next begins, or it stands and looks for work."""
+        twin, node = self.twin, self.node
+        if self.is_dead:
+            return
+        if (awake_at := twin.awake_at(self.name)) > twin.now:
+            twin.at(awake_at - twin.now, self._turn)
+            return
+        if self.is_closing or not node.is_adopted:
+            if node.has_work:
+                node.boundary(0, 0, 0.0)
+            self._leave_when_settled()
+            twin.at(TICK_S, self._turn)
+            return
+        if self.step_s is not None:
+            for p in self.values:
+                self.values[p] += 1
+            node.boundary(1, twin.story.step_tokens[self.name], self.step_s)
+            node.drain_boundaries()
+            self._look_for_the_end()
+        self.step_s = twin.story.step_s(self.name, twin.now, twin.random)
+        twin.at(TICK_S if self.is_closing else self.step_s, self._turn)
+
+    def _look_for_the_end(self) -> None:
+        machine = self.node.machine
+        assert machine is not None
+        if machine.is_stop_asked or self.node.ended:
+            self.is_closing = True
+            self.node.handle(Closing())
+
+    def _leave_when_settled(self) -> None:
+        machine = self.node.machine
+        self.node.drain_boundaries()
+        if self.is_closing and machine is not None and machine.is_settled and self.node.ended:
+            self.node.handle(Gone())
+            self.is_dead = True
+            if self.line is not None:
+                self.twin.at(1.0, self.line.cut)
+
+    def _tick(self) -> None:
+        if self.is_dead:
+            return
+        if self.node.machine is not None and self.twin.awake_at(self.name) == self.twin.now:
+            self.node.drain_boundaries()
+            self.node.handle(Ticked())
+        self.twin.at(TICK_S, self._tick)
+
+    # ------------------------------------------------------------------------------------------ its parameters
+
+    def read(self, fragment: Fragment) -> Pending:
+        value = self.values[fragment.index]
+        return lambda: value
+
+    def add(self, fragment: Fragment, increment: Any) -> None:
+        self.values[fragment.index] += increment
+
+    def write(self, fragment: Fragment, values: Any) -> None:
+        self.values[fragment.index] = values
+
+    def blend(self, fragment: Fragment, towards: Any, alpha: float) -> None:
+        self.values[fragment.index] = towards + int(alpha * (self.values[fragment.index] - towards))
+
+    def reset_optimizer(self) -> None: ...
+
+
+class Line:
+    """A connection: control overtakes bulk, bulk goes through one payload at a time each way."""
+
+    bytes_in = bytes_out = 0
+
+    def __init__(self, twin: Twin, island: Island) -> None:
+        self.twin, self.island = twin, island
+        self.peer = next(twin.numbers)
+        self.is_up = True
+        self._free_at = {"up": 0.0, "down": 0.0}
+        twin.lines[self.peer] = self
+        for way in ("up", "down"):
+            twin.at(LATENCY_S, partial(self._tell, way, Opened(self.peer, island.name)))
+
+    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+        self.carry("up", message, payload, tag)
+
+    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
+        twin, story = self.twin, self.twin.story
+        takes_s, leaves_at, gone_at = 0.0, twin.now, twin.now
+        if payload is not None:
+            assert isinstance(message, Contribution | Publication)
+            base = message.base_version if isinstance(message, Publication) else 0
+            s_per_byte = story.s_per_byte(self.island.name, way, twin.now)
+            takes_s = story.size(message.codec, message.fragment, base) * s_per_byte
+            leaves_at = self._free_at[way] = max(twin.now, self._free_at[way]) + takes_s
+            gone_at = max(twin.now, leaves_at - BUFFER_BYTES * s_per_byte)
+        arrives_at = leaves_at + LATENCY_S + story.worst(self.island.name, "delay", twin.now)
+        received = Received(self.peer, message, payload, takes_s)
+        twin.at(arrives_at - twin.now, partial(self._tell, "down" if way == "up" else "up", received))
+        if tag is not None:
+            twin.at(gone_at - twin.now, partial(self._tell, way, Sent(self.peer, tag)))
+
+    def _tell(self, end: str, event: WireEvent) -> None:
+        """To the end that sends this way, as soon as the link lets it through and the process is awake."""
+        twin = self.twin
+        if not self.is_up or twin.syncer is None:
+            return
+        way = "down" if end == "up" else "up"
+        blocked_until = (
+            twin.now if isinstance(event, Sent) else twin.story.blocked_until(self.island.name, way, twin.now)
+        )
+        later = max(blocked_until, twin.awake_at(self.island.name if end == "up" else "syncer"))
+        if later > twin.now:
+            twin.at(later - twin.now, partial(self._tell, end, event))
+        elif end == "up":
+            self.island.take(event)
+        else:
+            twin.learners.take(event, twin.now)
+
+    def cut(self) -> None:
+        """Both ends notice at once."""
+        if not self.is_up:
+            return
+        self.is_up = False
+        del self.twin.lines[self.peer]
+        lost = Lost(self.peer, "cut")
+        self.island.take(lost)
+        if self.twin.syncer is not None:
+            self.twin.learners.take(lost, self.twin.now)
+
+    def drop(self, peer: int, reason: str) -> None:
+        self.cut()
+
+    def close(self) -> None:
+        self.cut()
+
+
+class Hub:
+    """The syncer's end of all lines."""
+
+    bytes_in = bytes_out = 0
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin = twin
+
+    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+        if peer in self.twin.lines:
+            self.twin.lines[peer].carry("down", message, payload, tag)
+
+    def drop(self, peer: int, reason: str) -> None:
+        if peer in self.twin.lines:
+            self.twin.lines[peer].cut()
+
+    def close(self) -> None:
+        """Nothing to let go of."""

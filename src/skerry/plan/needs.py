@@ -1,0 +1,119 @@
+"""What a run holds in memory and on disk. N is the padded parameter count, f the largest fragment's, both in elements.
+
+Learner, host memory, float32 arrays (`node/learner.py`):
+
+    bases        4 N               the version every fragment stands on
+    residuals    4 N               what quantisation left; none with learner.residual = "theta" or adopt = "overwrite"
+    outstanding  n (8 f + up)      n contributions on their way: their bytes, what settling takes out (4) and leaves (4;
+                                   not with "theta"). n is the rounds that may be open; at worst every fragment
+    working      16 f + b (8 f + down)   encoding one (snapshot, drift, sum, decoded); b versions being adopted at once
+
+Learner, device: 16 N, float32 parameters, gradients and two Adam moments, and b f · 4 of snapshots. Activations are not
+in it, nor is the master copy that a framework of mixed precision may keep.
+
+Syncer (`node/syncer.py`): three float32 arrays a fragment, the newest deltas, contributions in their encoded form, and
+one merge at a time.
+
+    values       12 N              published values, velocity, residual
+    deltas       deltas_kept · down of all fragments
+    held         n M up            at most wire.held_bytes_max and one fragment's contributions beyond
+    working      20 f + 2 down     delta, master, and the new three
+
+Disk (`store/`): a version of a fragment is a file of 12 bytes an element. Kept are the newest, the one before, genesis,
+and at the end the versions before the last merge: 48 N. Others lie there until every 32nd commit. The tape grows by one
+record a merge and one of measurements each five seconds, and is kept whole; with store.record = "full" so is every
+merged contribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from skerry.algo.codecs import payload_bytes
+from skerry.config import Config
+from skerry.core.facts import Committed, Row, Sample, Sampled, Seen
+from skerry.core.syncer import SAMPLE_S
+from skerry.node.syncer import COMMITS_PER_COLLECT
+
+FILE_BYTES = 12  # an element of a fragment's file: value, velocity, residual
+GROUP_BYTES = 92  # what the tape puts around a commit of one record
+
+
+def learner_memory(config: Config, sizes: Sequence[int], rounds: int, burst: int) -> dict[str, int]:
+    """Bytes on a learner's host by what they are for; `at_worst` with every fragment outstanding."""
+    total, largest = sum(sizes), max(sizes)
+    has_residual = config.learner.residual == "buffer"
+    keeps_residual = has_residual and config.learner.adopt != "overwrite"
+    per_element = 8 if has_residual else 4
+    up, down = (payload_bytes(codec, largest) for codec in (config.wire.codec_up, config.wire.codec_down))
+    parts = {
+        "bases": 4 * total,
+        "residuals": 4 * total if keeps_residual else 0,
+        "outstanding": min(rounds, len(sizes)) * (per_element * largest + up),
+        "working": 16 * largest + burst * (8 * largest + down),
+    }
+    every = per_element * total + sum(payload_bytes(config.wire.codec_up, size) for size in sizes)
+    return _summed(parts, max(every, parts["outstanding"]) - parts["outstanding"])
+
+
+def device_memory(sizes: Sequence[int], burst: int) -> int:
+    return 16 * sum(sizes) + 4 * burst * max(sizes)
+
+
+def syncer_memory(config: Config, sizes: Sequence[int], rounds: int) -> dict[str, int]:
+    """Bytes in the syncer by what they are for; `at_worst` with a contribution of everyone to every fragment held."""
+    total, largest, learners = sum(sizes), max(sizes), config.run.learners
+    up, down = config.wire.codec_up, config.wire.codec_down
+    one = learners * payload_bytes(up, largest)
+    bound = config.wire.held_bytes_max + one
+    parts = {
+        "values": 12 * total,
+        "deltas": config.store.deltas_kept * sum(payload_bytes(down, size) for size in sizes),
+        "held": min(min(rounds, len(sizes)) * one, bound),
+        "working": 20 * largest + 2 * payload_bytes(down, largest),
+    }
+    every = min(learners * sum(payload_bytes(up, size) for size in sizes), bound)
+    return _summed(parts, max(every, parts["held"]) - parts["held"])
+
+
+def _summed(parts: dict[str, int], more: int) -> dict[str, int]:
+    total = sum(parts.values())
+    return {**parts, "total": total, "at_worst": total + more}
+
+
+def disk(config: Config, sizes: Sequence[int], merges_per_h: float, contributors: float) -> dict[str, float]:
+    """Bytes that lie on the syncer's disk at any time, that are written in an hour, and that stay from it."""
+    mean = sum(sizes) / len(sizes)
+    tape = merges_per_h * (len(_commit(contributors, config.run.learners)) + GROUP_BYTES)
+    tape += 3600 / SAMPLE_S * (len(_samples(config.run.learners)) + GROUP_BYTES)
+    recorded = 0.0
+    if config.store.record == "full":
+        recorded = merges_per_h * contributors * sum(payload_bytes(config.wire.codec_up, s) for s in sizes) / len(sizes)
+    return {
+        "files": 4 * FILE_BYTES * sum(sizes) + FILE_BYTES * mean * COMMITS_PER_COLLECT,
+        "tape_per_hour": tape,
+        "recorded_per_hour": recorded,
+        "grows_per_hour": tape + recorded,
+        "written_per_hour": merges_per_h * FILE_BYTES * mean + tape + recorded,
+    }
+
+
+def _commit(contributors: float, learners: int) -> bytes:
+    """A record of a merge in the middle of a run, for its length."""
+    who, big = "learner-00", 10**6
+    merged = round(contributors)
+    rows = tuple(Row(who, 1, 10, big, big, big, big, "merged", big) for _ in range(merged))
+    seen = tuple(Seen(who, 1, big, big, 2**40, 2**40, 0.5) for _ in range(learners))
+    fact = Committed(
+        1, 10, big, "0" * 64, b"0" * 32, b"0" * 32, "rda", "nesterov", 0.3, 0.9, "int4", 24, 4, "steady",
+        "grace for nobody", learners, (0.5,) * merged, rows, seen, 0.5, 0.5, 0.5, 0.5,
+        ("int4",) * merged, (big,) * merged,
+    )  # fmt: skip
+    return msgspec.msgpack.encode(fact)
+
+
+def _samples(learners: int) -> bytes:
+    one = Sample("learner-00", 1, 5, 10**6, (0.5,) * 5, 10**9, 0.5, 10**9, 0.5)
+    return msgspec.msgpack.encode(Sampled((one,) * learners, 0.5, 0.5))

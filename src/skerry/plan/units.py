@@ -1,0 +1,67 @@
+"""Numbers as people write them: 1.2e6, 150k, 2.4M; 1y, 30d, 2h, 10min, 45s; 5Gbit.
+
+Each reader gives a float, or raises ValueError with a plain reason that names the text and what is legal. Nothing
+here is negative: no option that takes such a number has a use for that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+SECONDS = {
+    "": 1.0,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 7 * 86400.0,
+    "y": 365.25 * 86400.0,
+}
+BITS_PER_S = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9, "Tbit": 1e12}
+
+_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.DOTALL)
+
+
+def count(text: str) -> float:
+    """A number of things: plain, 1.2e6, or with k, M, G (or B), T."""
+    return _parse(text, COUNTS, "a number like 1200, 1.2e6, 150k or 2.4M")
+
+
+def seconds(text: str) -> float:
+    """A time in seconds: plain, or with ms, s, min, h, d, w, y (365.25 days)."""
+    return _parse(text, SECONDS, "a time like 45s, 10min, 2h, 30d or 1y")
+
+
+def bits_per_s(text: str) -> float:
+    """The rate of a link: kbit, Mbit, Gbit or Tbit, with or without /s."""
+    return _parse(text.strip().removesuffix("/s"), BITS_PER_S, "a rate like 200Mbit or 5Gbit (bits, not bytes)")
+
+
+def size(n: float) -> str:
+    """Bytes, for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.4g} TB"
+
+
+def _parse(text: str, units: Mapping[str, float], legal: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not {legal}")
+    number, unit = match.groups()
+    if unit not in units:
+        known = ", ".join(name for name in units if name)
+        said = f"has the unknown unit {unit!r}" if unit else "has no unit"
+        raise ValueError(f"{text!r} {said}: known are {known}; write {legal}")
+    value = float(number) * units[unit]
+    if value < 0:
+        raise ValueError(f"{text!r} is negative: write {legal}")
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is larger than any number: write {legal}")
+    return value

@@ -1,0 +1,113 @@
+"""skerry simulate goodput: what it prints, what it draws, and what it refuses in one line."""
+
+import importlib.util
+import json
+
+import pytest
+
+from skerry import cli
+
+
+def run(capsys, *words):
+    """(exit code, stdout, stderr) of a command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", "goodput", *words])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def told(capsys, *words):
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0 and out.count("\n") == 1, err
+    return json.loads(out)
+
+
+def test_a_fleet_is_simulated_with_intervals(capsys):
+    found = told(capsys, "--chips", "1.2e6", "--learners", "8", "--days", "3", "--trials", "10")
+    assert found["goodput"]["low"] < found["goodput"]["mean"] < found["goodput"]["high"]
+    assert found["goodput"]["mean"] == pytest.approx(0.88, abs=0.03) and found["uptime"]["mean"] > 0.999
+    assert found["failures_per_day"] == pytest.approx(1.2e6 / 365.25, rel=0.1) and found["learners"] == 8
+    assert told(capsys, "--chips", "1.2M", "--rigid", "--days", "3", "--trials", "4")["mode"] == "rigid"
+
+
+def test_every_option_does_something(capsys):
+    """Each makes the fleet worse than the plain one."""
+    short = ("--chips", "300k", "--learners", "4", "--days", "4", "--trials", "6")
+    plain = told(capsys, *short)["goodput"]["mean"]
+    for words in (
+        ("--mtbi", "60d"), ("--slice", "4096"), ("--repair", "8h"), ("--reconfigure", "2min"), ("--rigid",),
+        ("--quorum", "4"), ("--quorum", "4", "--speeds", "1,1,1,0.5"), ("--quorum", "4", "--speed-variance", "0.3"),
+        ("--regions", "2", "--region-mtbi", "2d", "--region-repair", "12h"), ("--mtbi", "1y,1y,1y,10d"),
+    ):  # fmt: skip
+        assert told(capsys, *short, *words)["goodput"]["mean"] < plain - 0.005, words
+    rigid = told(capsys, *short, "--rigid")["goodput"]["mean"]
+    assert told(capsys, *short, "--rigid", "--checkpoint", "10min")["goodput"]["mean"] < rigid - 0.05
+    assert told(capsys, *short, "--rigid", "--restart", "1h")["goodput"]["mean"] < rigid - 0.05
+    night = told(capsys, *short, "--scavenged", "2", "--night", "12h")
+    assert night["relative_time"]["mean"] == pytest.approx(2 / 3, abs=0.02)
+    waiting = told(capsys, *short, "--quorum", "2", "--grace", "0.8", "--speeds", "1,1,0.8,0.8")
+    assert 2 < waiting["contributors_mean"] <= 4
+
+
+def test_the_papers_sixty_cells_are_printed_beside_ours(capsys):
+    found = told(capsys, "--paper")
+    assert len(found["cells"]) == 60 and found["deviation_max"] <= 3 and found["deviation_mean"] <= 1
+    assert found["deviation_max"] == pytest.approx(max(abs(c["ours"] - c["paper"]) for c in found["cells"]))
+    assert len(found["scavenging"]) == 4 and len(found["unequal"]) == 3 and found["sensitivity"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra plot")
+def test_a_picture_is_drawn_as_png_and_svg(capsys, tmp_path):
+    found = told(capsys, "--chips", "100k", "--days", "1", "--trials", "2", "--plot", str(tmp_path / "picture.png"))
+    assert [name.rsplit("/", 1)[1] for name in found["plots"]] == ["picture.png", "picture.svg"]
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_without_matplotlib_the_extra_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = run(capsys, "--plot", str(tmp_path / "picture"))
+    assert code == 2 and "skerry[plot]" in err
+
+
+def test_people_get_a_table(capsys):
+    code, out, _ = run(capsys, "--chips", "100k", "--days", "1", "--trials", "2")
+    assert code == 0 and "goodput" in out and "95 %" in out and "100,096 chips" in out
+
+
+BAD = [
+    (("--chips", "-5"), "--chips -5"),
+    (("--chips", "many"), "--chips many"),
+    (("--chips", "1e12"), "must be from"),
+    (("--chips", "10M", "--mtbi", "0s"), "--mtbi 0s"),
+    (("--mtbi", "1parsec"), "unknown unit 'parsec'"),
+    (("--repair", "5Gbit"), "unknown unit 'Gbit'"),
+    (("--learners", "8", "--chips", "1000"), "more than the 3 slices"),
+    (("--learners", "0"), "--learners 0"),
+    (("--learners", "2.5"), "whole number"),
+    (("--quorum", "9", "--learners", "8"), "--quorum 9: more than the 8 learners"),
+    (("--speeds", "1,2", "--learners", "3"), "one for each of 3"),
+    (("--chips", "1k,2k", "--learners", "3"), "lists 2 learners"),
+    (("--chips", "100,2k"), "not one slice"),
+    (("--checkpoint", "10min"), "--rigid"),
+    (("--rigid", "--elastic"), "not allowed with"),
+    (("--night", "8h"), "--scavenged"),
+    (("--region-mtbi", "8d"), "--regions"),
+    (("--scavenged", "8"), "--scavenged 8"),
+    (("--speed-variance", "2"), "--speed-variance 2"),
+    (("--grace", "7"), "--grace 7"),
+    (("--days", "0"), "--days 0"),
+    (("--trials", "1"), "--trials 1"),
+    (("--trials", "1e5", "--days", "30000"), "ask for less"),
+    (("--seed", "-1"), "--seed -1"),
+    (("--paper", "--mtbi", "1y"), "--mtbi"),
+    (("--plot", "/nowhere/at/all"), "--plot /nowhere/at/all"),
+    (("--sync.quorum", "2"), "sync.quorum"),
+    (("--chps", "3"), "did you mean --chips?"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), BAD)
+def test_bad_input_is_refused_in_one_line(capsys, words, named):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and out == "" and err.count("\n") == 1 and named in err, err

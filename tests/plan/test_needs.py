@@ -1,0 +1,111 @@
+"""Memory and disk: the formulas against the arrays and files of real nodes."""
+
+import pytest
+
+from node.pair import STEP_S, Pair, config_of
+from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import Tensor
+from skerry.core.schedule import rounds_open_max
+from skerry.node.syncer import COMMITS_PER_COLLECT
+from skerry.plan import needs
+from skerry.plan.bandwidth import periods
+from skerry.plan.syncs import Island, Plan, sizes_of, stretch
+
+TENSORS = tuple(Tensor(f"w{i}", (64, 32)) for i in range(8))
+INT4 = {"codec_up": "int4", "codec_down": "int4"}
+LEARNERS = 3
+
+
+def sizes(pair):
+    return [fragment.size for fragment in pair.fragments]
+
+
+def bytes_in(*arrays):
+    return sum(a.nbytes for a in arrays if a is not None)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Three learners that have trained for a while, on four fragments."""
+
+    def start(ticks=40, **tables):
+        sync = {"num_fragments": 4, "sync_every": 4} | tables.pop("sync", {})
+        config = config_of(LEARNERS, wire=INT4, sync=sync, **tables)
+        pair = Pair(tmp_path, config, TENSORS)
+        for i in range(LEARNERS):
+            pair.join(f"learner-{i}")
+        pair.run(ticks)
+        return pair, config
+
+    return start
+
+
+@pytest.mark.parametrize("learner", [{}, {"residual": "theta"}, {"adopt": "overwrite"}])
+def test_a_learners_arrays(started, learner):
+    pair, config = started(learner=learner)
+    rounds = rounds_open_max(2, 4, 4)
+    told = needs.learner_memory(config, sizes(pair), rounds, burst=1)
+    for loop in pair.loops.values():
+        node = loop.node
+        assert bytes_in(*node.bases) == told["bases"]
+        assert bytes_in(*node.residuals) == told["residuals"]
+
+
+def test_a_learners_outstanding_contributions(started):
+    pair, config = started(ticks=0)
+    pair.tap = lambda learner, message, payload: (message, payload) if payload is None else None  # none gets through
+    pair.until(lambda: pair.loops["learner-0"].node.outstanding)
+    told = needs.learner_memory(config, sizes(pair), rounds=1, burst=1)
+    out = next(iter(pair.loops["learner-0"].node.outstanding.values()))
+    assert bytes_in(out.take_out, out.residual) + len(out.payload) == told["outstanding"]
+
+
+def test_the_syncers_arrays(started):
+    pair, config = started(ticks=80)
+    told = needs.syncer_memory(config, sizes(pair), rounds=2)
+    assert sum(bytes_in(*values) for values in pair.syncer.values) == told["values"]
+    assert all(at.version >= config.store.deltas_kept for at in pair.syncer.machine.state.fragments)
+    assert sum(len(d.payload) for kept in pair.syncer.deltas for d in kept.values()) == told["deltas"]
+
+
+def test_held_contributions_are_bounded_as_the_core_bounds_them():
+    config = config_of(8, wire=INT4 | {"held_bytes_max": 1 << 20})
+    told = needs.syncer_memory(config, [128 * 10**5] * 4, rounds=3)
+    assert told["held"] == (1 << 20) + 8 * payload_bytes("int4", 128 * 10**5)
+    assert told["at_worst"] == told["total"]
+
+
+def test_disk_of_a_real_run(started):
+    pair, config = started(ticks=0)
+    pair.run(8)
+    before, merges = pair.store.tape.size, pair.syncer.machine.state.merges
+    pair.run(160)
+    merged = pair.syncer.machine.state.merges - merges
+    hours = 160 * STEP_S / 3600
+    told = needs.disk(config, sizes(pair), merged / hours, contributors=LEARNERS)
+    assert pair.store.tape.size - before == pytest.approx(told["tape_per_hour"] * hours, rel=0.3)
+    pair.syncer.tidy()
+    on_disk = sum(file.stat().st_size for file in (pair.root / "files").iterdir())
+    assert on_disk == 12 * sum(sizes(pair)) * 3  # newest, the one before, genesis
+    assert told["files"] == on_disk * 4 / 3 + 12 * sum(sizes(pair)) / 4 * COMMITS_PER_COLLECT
+    assert told["recorded_per_hour"] == 0
+
+
+def test_recorded_contributions_of_a_real_run(started):
+    pair, config = started(ticks=80, store={"record": "full"})
+    merges = pair.syncer.machine.state.merges
+    on_disk = sum(file.stat().st_size for file in (pair.root / "record").iterdir())
+    contributors = pair.syncer.machine.state.contributors / merges
+    assert needs.disk(config, sizes(pair), merges, contributors)["recorded_per_hour"] == pytest.approx(on_disk)
+
+
+def test_merges_and_bytes_of_a_real_run_are_the_planned_ones(started):
+    pair, config = started(ticks=40, sync={"sync_every": 16})
+    plan = Plan(config, pair.layout, tuple(Island(n, STEP_S, 1e12, 0.0) for n in pair.loops))
+    at = stretch(plan, sizes_of(plan), periods(config.sync)[-1])
+    assert at.limit == "steps" and at.period_s == (16 + 3 / 4) * STEP_S
+    before, sent = pair.syncer.machine.state.merges, len(pair.contributions)
+    pair.run(400)
+    merged = pair.syncer.machine.state.merges - before
+    assert merged == pytest.approx(400 * STEP_S / at.period_s * 4, rel=0.03)
+    assert len(pair.contributions) - sent == pytest.approx(LEARNERS * merged, rel=0.03)

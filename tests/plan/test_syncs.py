@@ -1,0 +1,175 @@
+"""A run on concrete links: what bounds a sync, H and goodput; and what is said about it."""
+
+import pytest
+
+from skerry import config as configs
+from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import Tensor, layout_of
+from skerry.plan import model
+from skerry.plan.bandwidth import periods
+from skerry.plan.run import report
+from skerry.plan.syncs import (
+    CONTRIBUTION_NS,
+    MERGE_NS,
+    Failures,
+    Island,
+    Plan,
+    goodput,
+    quorum_share,
+    sizes_of,
+    stretch,
+)
+
+N = 24 * 128 * 1000  # 24 fragments of 128,000
+DAY = 86400.0
+
+
+def plan_of(rates=(1e9,) * 4, steps=(1.0,) * 4, rtt=0.0, params=N, tensors=24, failures=None, **overrides):
+    """Fixed H, unless told; overrides as sync__quorum=2."""
+    keys = {"run__learners": len(rates), "run__steps": 10**5, "sync__policy": "fixed"} | overrides
+    config = configs.validate(
+        configs.resolve(configs.default(), None, [(k.replace("__", "."), v) for k, v in keys.items()])
+    )
+    islands = tuple(Island(f"learner-{i}", t, b, rtt) for i, (b, t) in enumerate(zip(rates, steps, strict=True)))
+    return Plan(config, model.even(params, tensors), islands, failures)
+
+
+def steady(plan):
+    return stretch(plan, sizes_of(plan), periods(plan.config.sync)[-1])
+
+
+FRAGMENT_BITS = 8 * payload_bytes("int4", 128_000)
+MERGE_S = 1e-9 * 128_000 * (MERGE_NS + 4 * CONTRIBUTION_NS)
+
+
+def test_a_sync_is_up_merge_and_down_and_a_round_trip():
+    plan = plan_of(rates=(1e6, 1e6, 2e6, 4e6), rtt=0.1)
+    for sync, rate in zip(steady(plan).syncs, (1e6, 1e6, 2e6, 4e6), strict=True):
+        assert sync.sync_s == pytest.approx(0.1 + 2 * FRAGMENT_BITS / rate + MERGE_S)
+        assert sync.fits == (sync.sync_s <= 2)
+
+
+def test_whether_it_fits_is_decided_at_tau_steps():
+    needed = 2 * FRAGMENT_BITS / (2 - MERGE_S)  # bit/s with which two ways and a merge take two steps
+    slow, fast = (steady(plan_of(rates=(needed * x,) * 4)).syncs[0].fits for x in (0.999, 1.001))
+    assert (slow, fast) == (False, True)
+
+
+def test_more_than_one_fragment_at_a_boundary_go_one_after_the_other():
+    at = steady(plan_of(sync__sync_every=4))
+    assert at.burst == 6 and at.syncs[0].up_s == pytest.approx(6 * FRAGMENT_BITS / 1e9)
+
+
+def test_h_is_bounded_by_steps_then_by_the_links_of_a_quorum():
+    plan = plan_of(sync__quorum=2)
+    assert steady(plan).limit == "steps" and steady(plan).period_s == pytest.approx(24 + 2 / 5)
+    cycle = 24 * FRAGMENT_BITS
+    slow = plan_of(rates=(cycle / 30, cycle / 30, cycle / 300, cycle / 300), sync__quorum=2)
+    assert steady(slow).limit == "links" and steady(slow).period_s == pytest.approx(30)
+    all_of_them = slow._replace(config=plan_of(sync__quorum=4).config)
+    assert steady(all_of_them).period_s == pytest.approx(300)
+
+
+def test_a_shared_link_of_the_syncer_is_the_bound_for_all():
+    cycle = 24 * FRAGMENT_BITS
+    at = steady(plan_of()._replace(syncer_rate=4 * cycle / 50))
+    assert at.limit == "links" and at.period_s == pytest.approx(50)
+
+
+def test_a_large_model_is_bounded_by_the_syncers_merges():
+    at = steady(plan_of(rates=(1e12,) * 4, params=5e9))
+    assert at.limit == "syncer"
+    assert at.period_s == pytest.approx(5e9 * 1e-9 * (MERGE_NS + 4 * CONTRIBUTION_NS), rel=1e-3)
+
+
+def test_goodput_counts_lost_work_absence_and_loading():
+    plan = plan_of(failures=Failures(DAY, 600.0))
+    at, sizes = steady(plan), sizes_of(plan)
+    lost = at.period_s / 2 + 0.5 + FRAGMENT_BITS / 1e9
+    expected = (DAY - lost) / (DAY + 600 + 32 * N / 1e9)
+    assert goodput(plan, sizes, [at]) == pytest.approx(expected)
+    assert goodput(plan_of(), sizes, [at]) == 1
+
+
+def test_goodput_is_weighted_by_speed_and_drops_who_cannot_keep_up():
+    cycle = 24 * FRAGMENT_BITS
+    plan = plan_of(rates=(1e9, 1e9, 1e9, cycle / 100), steps=(1.0, 1.0, 1.0, 3.0))
+    at = steady(plan)
+    assert at.syncs[3].behind > plan.config.sync.stale_versions_max
+    assert goodput(plan, sizes_of(plan), [at]) == pytest.approx(3 / (3 + 1 / 3))
+    assert any("learner-3 cannot keep up" in line for line in report(plan)["warnings"])
+
+
+def test_the_quorum_is_there_as_often_as_the_binomial_says():
+    fails = Failures(3.0, 1.0)
+    plan = plan_of(rates=(1e18,) * 4, failures=fails, sync__quorum=4)
+    assert quorum_share(plan, sizes_of(plan)) == pytest.approx(0.75**4)
+    shared = plan_of(rates=(1e18,) * 4, failures=fails)  # a share of the ready: one of four
+    assert quorum_share(shared, sizes_of(shared)) == pytest.approx(1 - 0.25**4)
+
+
+def apply(plan, suggested):
+    chosen = [(k, v) for k, v in suggested.items() if k != "why"]
+    return plan._replace(config=configs.validate(configs.resolve(plan.config, None, chosen)))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of(rates=(20e6,) * 4, params=300e6, tensors=200),
+        plan_of(rates=(20e6, 20e6, 5e6, 5e6), params=300e6, tensors=200, sync__quorum=2, sync__policy="warm"),
+        plan_of(rates=(50e6,) * 4, params=100e6, tensors=100, wire__codec_up="fp32", wire__codec_down="bf16"),
+        plan_of(rates=(1e12,) * 4, params=5e9, tensors=300),
+    ],
+)
+def test_what_is_suggested_gets_through(plan):
+    before = report(plan)
+    assert any("H becomes" in line for line in before["warnings"])
+    better = apply(plan, before["suggested"])
+    after = report(better)
+    assert not any("H becomes" in line for line in after["warnings"])
+    assert sum(x["fits"] for x in after["phases"][-1]["learners"]) >= better.quorum
+    again = {k: v for k, v in after["suggested"].items() if k != "why"}
+    assert again == {k: v for k, v in before["suggested"].items() if k != "why"} and not after["suggested"]["why"]
+
+
+def test_what_works_is_left_as_it_is():
+    told = report(plan_of())
+    assert told["suggested"]["why"] == [] and told["warnings"] == [] and told["goodput"] == 1
+
+
+def test_a_smaller_codec_is_suggested_before_a_longer_h():
+    plan = plan_of(rates=(2e6,) * 4, wire__codec_up="bf16", wire__codec_down="int8")
+    chosen = report(plan)["suggested"]
+    assert (chosen["wire.codec_up"], chosen["wire.codec_down"], chosen["sync.sync_every"]) == ("int8", "int8", 24)
+
+
+SAID = [
+    ({"steps": (30.0,) * 4}, "sync.stall_s = 20"),
+    ({"wire__timeout_s": 1.0}, "wire.timeout_s = 1 is not above wire.heartbeat_s"),
+    ({"rtt": 12.0}, "a round trip takes 12 s"),
+    ({"sync__policy": "warm", "sync__warm_every": 30}, "sync.warm_every = 30 is above"),
+    ({"run__steps": 10}, "run.steps = 10 is less than"),
+    ({"wire__held_bytes_max": 1 << 20, "params": 1e9}, "wire.held_bytes_max"),
+    ({"learner__step_s": 2.0}, "learner.step_s = 2 pads"),
+    ({"tensors": 10}, "10 tensors"),
+    ({"rates": (1e5,) * 4}, "does not fit under sync.fragment_sync_delay = 2"),
+    ({"rates": (3e5,) * 4}, "H becomes"),
+    ({"rates": (2e6,) * 4}, "sync.close_timeout_s = 30"),
+    ({"rates": (1e5,) * 4}, "minutes to load the model"),
+    ({"rates": (1e6,) * 4, "failures": Failures(60.0, 1.0)}, "fails more often than it can load"),
+    ({"params": 1e9, "rates": (1e11,) * 4, "store__record": "full"}, 'store.record = "full"'),
+]
+
+
+@pytest.mark.parametrize(("settings", "named"), SAID)
+def test_contradictions_are_said_in_one_line(settings, named):
+    said = [line for line in report(plan_of(**settings))["warnings"] if named in line]
+    assert len(said) == 1 and "\n" not in said[0]
+
+
+def test_one_large_tensor_is_named():
+    plan = plan_of()._replace(
+        layout=layout_of([Tensor("embed", (4096, 512), "embedding")] + [Tensor(f"w{i}", (64, 64)) for i in range(40)])
+    )
+    assert any("embed (2,097,152 parameters)" in line for line in report(plan)["warnings"])

@@ -1,0 +1,61 @@
+"""Numbers with units: what is read, and what is refused by name."""
+
+import pytest
+
+from skerry.plan.units import bits_per_s, count, seconds, size
+
+READ = [
+    (count, "1200", 1200),
+    (count, "1.2e6", 1.2e6),
+    (count, "150k", 150e3),
+    (count, " 2.4M ", 2.4e6),
+    (count, "5B", 5e9),
+    (count, ".5", 0.5),
+    (count, "0", 0),
+    (seconds, "45", 45),
+    (seconds, "45s", 45),
+    (seconds, "250ms", 0.25),
+    (seconds, "10min", 600),
+    (seconds, "2 h", 7200),
+    (seconds, "30d", 30 * 86400),
+    (seconds, "1y", 365.25 * 86400),
+    (bits_per_s, "5Gbit", 5e9),
+    (bits_per_s, "5Gbit/s", 5e9),
+    (bits_per_s, "1.5e3 kbit", 1.5e6),
+]
+
+REFUSED = [
+    (count, "many", "'many' is not a number"),
+    (count, "", "is not a number"),
+    (count, "nan", "is not a number"),
+    (count, "inf", "is not a number"),
+    (count, "-3", "'-3' is negative"),
+    (count, "1e400", "larger than any number"),
+    (count, "3x", "unknown unit 'x': known are k, M, G, B, T"),
+    (count, "1.2m", "unknown unit 'm'"),  # milli or million: nobody knows
+    (count, "1_000", "unknown unit '_000'"),
+    (seconds, "3m", "unknown unit 'm'"),  # a minute or a month
+    (seconds, "1 year", "unknown unit 'year'"),
+    (seconds, "-1s", "negative"),
+    (seconds, "1h30min", "unknown unit 'h30min'"),
+    (bits_per_s, "5", "has no unit"),
+    (bits_per_s, "5GB", "unknown unit 'GB'"),
+    (bits_per_s, "fast", "'fast' is not a rate"),
+]
+
+
+@pytest.mark.parametrize(("read", "text", "value"), READ)
+def test_a_number_with_its_unit(read, text, value):
+    assert read(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("read", "text", "reason"), REFUSED)
+def test_what_nobody_can_read_is_refused_by_name(read, text, reason):
+    with pytest.raises(ValueError) as refused:
+        read(text)
+    assert reason in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_bytes_for_people():
+    told = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_700: "1 MB", 1.5e9: "1.5 GB", 2e15: "2000 TB"}
+    assert {n: size(n) for n in told} == told
