@@ -111,3 +111,21 @@ BAD = [
 def test_bad_input_is_refused_in_one_line(capsys, words, named):
     code, out, err = run(capsys, *words)
     assert code == 2 and out == "" and err.count("\n") == 1 and named in err, err
+
+
+BAD_RUNS = [
+    ((), "RUN_DIR"),
+    (("nowhere",), "nowhere holds no store"),
+    (("nowhere", "--seeds", "0"), "--seeds 0"),
+    (("nowhere", "--sync.quorum", "2"), "sync.quorum"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), BAD_RUNS)
+def test_a_twin_of_nothing_is_refused_in_one_line(capsys, tmp_path, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", "run", *words])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and named in said.err
+    assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ def made_up(faults=(), away=(), lives=None, s_per_byte=0.0):
     tally.epochs.append(type("Epoch", (), {"at": 0.0})())
     return Story(
         config, split(LAYOUT, 4), tally,
-        lives=lives or [Life(name, 0.1 * n, math.inf) for n, name in enumerate(STEP_S)],
+        lives=lives or [Life(name, 1, 0.1 * n, math.inf) for n, name in enumerate(STEP_S)],
         windows={name: [Window(1e9, (0.9 * s, s, 1.1 * s), s_per_byte, s_per_byte)] for name, s in STEP_S.items()},
         step_tokens=dict.fromkeys(STEP_S, 100), syncer_away=list(away), faults=list(faults),
     )  # fmt: skip
@@ -65,7 +65,12 @@ FAULTS = (
 
 def told_of(faults=FAULTS, seed=1):
     """A run under faults, simulated, and the story its tape tells."""
-    lives = [Life("a", 0.0, 15.0), Life("b", 0.1, math.inf), Life("c", 0.2, math.inf), Life("a", 20.0, math.inf)]
+    lives = [
+        Life("a", 1, 0.0, 15.0),
+        Life("b", 1, 0.1, math.inf),
+        Life("c", 1, 0.2, math.inf),
+        Life("a", 2, 20.0, math.inf),
+    ]
     facts = tape_of(twin.Twin(made_up(faults, [(40.0, 43.0)], lives), seed))
     return story_of([*facts, *faults], "a tape")
 

@@ -42,6 +42,7 @@ class StoryError(Exception):
 @dataclass(frozen=True)
 class Life:
     learner: str
+    number: int
     begins: float
     ends: float
 
@@ -63,6 +64,7 @@ class Story:
     tally: Tally
     lives: list[Life] = field(default_factory=list)
     windows: dict[str, list[Window]] = field(default_factory=dict)
+    steps: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # (learner, life) -> its steps' times
     step_tokens: dict[str, int] = field(default_factory=dict)
     syncer_away: list[Span] = field(default_factory=list)
     faults: list[Injected] = field(default_factory=list)  # their times since the start
@@ -82,8 +84,10 @@ class Story:
                   if f.target == learner and f.kind == "half_open" and way in f.detail]  # fmt: skip
         return max((until for at, until in spans if at <= now < until), default=now)
 
-    def step_s(self, learner: str, now: float, source: random.Random) -> float:
-        return source.choice(self._window(learner, now).step_s)
+    def step_s(self, life: Life, number: int, now: float, source: random.Random) -> float:
+        """What this step of the run took; what one about then took, if the run did not get so far."""
+        measured = self.steps.get((life.learner, life.number), ())
+        return measured[number] if number < len(measured) else source.choice(self._window(life.learner, now).step_s)
 
     def size(self, codec: str, fragment: int, base_version: int) -> int:
         """Bytes of a payload as the run had it."""
@@ -159,7 +163,7 @@ def _lives(tally: Tally, faults: Sequence[Injected], began: float) -> list[Life]
     for life in tally.lives:
         later = (other.at for other in tally.lives if other.learner == life.learner and other.at > life.at)
         limit = min(later, default=None)
-        found.append(Life(life.learner, life.at - began, _end(tally, faults, life, limit, began)))
+        found.append(Life(life.learner, life.life, life.at - began, _end(tally, faults, life, limit, began)))
     return found
 
 
@@ -186,6 +190,10 @@ def _measure(story: Story, sampled: Iterable[Sampled], began: float) -> None:
             window = _window(story, sample, fact.at - began)
             if window.step_s:
                 story.windows.setdefault(name, []).append(window)
+                # in order, and where not every step was reported the ones that were stand for the others too
+                count, shown = max(sample.steps, len(window.step_s)), len(window.step_s)
+                all_s = [window.step_s[n * shown // count] for n in range(count)]
+                story.steps.setdefault((name, sample.life), []).extend(all_s)
     story.step_tokens = {name: round(tokens[name] / steps[name]) for name in steps if steps[name]}
 
 

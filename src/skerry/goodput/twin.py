@@ -142,6 +142,7 @@ class Island:
         self.is_dead = self.is_closing = False
         self.values: dict[int, Any] = {}
         self.step_s: float | None = None  # of the step it is in
+        self.step_count = 0
         self.uplink = Uplink()
         number = next(twin.numbers)
         self.node = LearnerNode(
@@ -213,7 +214,8 @@ class Island:
             node.boundary(1, twin.story.step_tokens[self.name], self.step_s)
             node.drain_boundaries()
             self._look_for_the_end()
-        self.step_s = twin.story.step_s(self.name, twin.now, twin.random)
+        self.step_s = twin.story.step_s(self.life, self.step_count, twin.now, twin.random)
+        self.step_count += 1
         twin.at(TICK_S if self.is_closing else self.step_s, self._turn)
 
     def _look_for_the_end(self) -> None:
