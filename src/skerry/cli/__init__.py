@@ -32,7 +32,7 @@ VERBS = {
     "export": "write a run's model as safetensors",
     "replay": "recompute a run from its tape and compare, or without one learner",
     "chaos": "torture a local run by a fault plan, and measure what it takes",
-    "simulate": "the real protocol in virtual time under thousands of seeded faults",
+    "simulate": "the protocol under seeded faults, a fleet's goodput, or a real run's twin",
     "plan": "links, memory and disk a run needs, and what it would get, before anything is bought",
     "lab": "studies of quality: many learners on one device, variants of a run against a baseline",
     "bench": "measure, subject and reference in one run",
