@@ -47,7 +47,7 @@ class Real:
 
     def __init__(self, folder):
         command = [
-            "train", "--speeds", ",".join(map(str, SPEEDS.values())), "--model", "tiny", "--step-s", "0.15",
+            "train", "--speeds", ",".join(map(str, SPEEDS.values())), "--model", "tiny", "--step-s", "0.18",
             "--steps", "100", "--seed", "1", "--data.bytes_max", "2000000", "--out", folder / "run", "--json",
         ]  # fmt: skip
         done = skerry(*command, timeout=RUN_S)
