@@ -1,19 +1,20 @@
 """The laboratory and a real run of processes agree: the same configuration, the same speeds, once in each.
 
 Real learners come a few steps apart, join in any order (which deals them their text) and step out of phase; in the
-laboratory they begin together and step on one grid. So decisions differ here and there, and the loss with them. In 12
-real runs of this test's command (two seeds; six on a quiet machine of two cores, four beside two busy loops, two beside
-six), laboratory minus real was
+laboratory they begin together and step on one grid. So decisions differ here and there, and the loss with them.
+Laboratory minus real, in 16 runs of 100 steps (two seeds, two cores; ten with little else running, six beside two to
+six busy loops; steps of 0.15 s in twelve, of 0.18 s in four):
 
-    loss before the close   −0.018 on average, from −0.046 to +0.005   of 2.95
-    loss at the end         −0.018 on average, from −0.043 to +0.003   of 2.95
-    merges                  +1 to +7 %
-    contributors            −4.4 to +3.6 %
-    payload bytes up        −1 to +3 %
+    loss before the close   −0.019 on average, from −0.046 to +0.005   of 2.95
+    loss at the end         −0.019 on average, from −0.043 to +0.003   of 2.95
+    merges                  −6 to +7 %
+    contributors            −4 to +4 %
+    payload bytes up        −4 to +3 %
 
-The laboratory's small lead comes from the start: begun up to four steps apart, its own loss moves by −0.005 to +0.037.
-The tolerance on the loss is three times the worst difference. An outer rate of 0.7 in place of 0.3 (−0.16) or no
-momentum (+0.6) is beyond it.
+The laboratory's small lead is of the size that the start makes: with starts up to four steps apart its own loss moves
+by −0.005 to +0.037. The tolerance on the loss is three times the worst difference; an outer rate of 0.7 in place of 0.3
+(−0.16) or no momentum (+0.6) is beyond it. On a machine so busy that learners stood still for five steps and more, the
+loss was 0.055 off and the merges 18 %: that is the machine, and nothing is compared.
 """
 
 import json
@@ -36,8 +37,9 @@ from skerry.lab.study import Job, Setting  # noqa: E402
 from skerry.lab.world import World  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-RUN_S = 240  # limit of the real run; it takes an eighth of this
+RUN_S = 240  # limit of the real run; it takes a seventh of this
 SPEEDS = {"learner-0": 1.0, "learner-1": 1.0, "learner-2": 0.5}
+STEP_S = 0.18
 LOOPBACK_S = 0.002  # about what a message takes between two processes here
 LOSS = 0.14
 
@@ -47,7 +49,7 @@ class Real:
 
     def __init__(self, folder):
         command = [
-            "train", "--speeds", ",".join(map(str, SPEEDS.values())), "--model", "tiny", "--step-s", "0.15",
+            "train", "--speeds", ",".join(map(str, SPEEDS.values())), "--model", "tiny", "--step-s", STEP_S,
             "--steps", "100", "--seed", "1", "--data.bytes_max", "2000000", "--out", folder / "run", "--json",
         ]  # fmt: skip
         done = skerry(*command, timeout=RUN_S)
@@ -72,6 +74,14 @@ class Real:
         return Job(study="bridge", variant="real", seed=config.run.seed, config=config, setting=setting)
 
     @property
+    def kept_pace(self):
+        """Each learner took the steps its speed gives it, and never stood still for long."""
+        learners = self.summary["learners"].values()
+        steps = [learner["steps"] / learner["speed"] for learner in learners]
+        gaps = [learner["step_gap_s_max"] * learner["speed"] for learner in learners]
+        return max(steps) < 1.2 * min(steps) and max(gaps) < 4 * STEP_S
+
+    @property
     def payload_bytes_up(self):
         """Of all that was merged; the summary's bytes have frames and reports in them."""
         layout = msgspec.json.decode(self.created.layout, type=Layout)
@@ -83,9 +93,8 @@ class Real:
 def real(tmp_path_factory):
     done = Real(tmp_path_factory.mktemp("bridge"))
     assert sorted(done.joined) == sorted(SPEEDS)
-    steps = [done.summary["learners"][name]["steps"] / speed for name, speed in SPEEDS.items()]
-    if max(steps) > 1.1 * min(steps):
-        pytest.skip(f"this machine did not keep the learners' pace: steps {steps}, by their speed")
+    if not done.kept_pace:
+        pytest.skip(f"this machine did not keep the learners' pace: {done.summary['learners']}")
     return done
 
 

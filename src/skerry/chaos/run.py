@@ -53,6 +53,7 @@ class ChaosRun(LocalRun):
     proxy: Proxy = field(kw_only=True)
     done: list[Done] = field(default_factory=list)
     began: float | None = None  # monotonic, at the first step
+    _late: list[Fault] = field(default_factory=list)  # of a moment, waiting for a link to strike
 
     def port_for(self, name: str) -> int:
         return self.proxy.add(name, "127.0.0.1", self.port)
@@ -66,8 +67,15 @@ class ChaosRun(LocalRun):
         for one in self._active():
             if self._is_over(one, passed_s):
                 self._end(one)
+        self._late = [fault for fault in self._late if not self._begin(fault)]
         while self.faults and self.faults[0].at_s <= passed_s:
-            self._begin(self.faults.pop(0))
+            fault = self.faults.pop(0)
+            if self._begin(fault):
+                continue
+            if fault.kind in MOMENTARY:  # a moment that can be any: it strikes once the link is back
+                self._late.append(fault)
+            else:
+                self.tell(f"{fault.kind} left out: {fault.target} is away")
 
     def calm(self) -> None:
         for one in self._active():
@@ -78,11 +86,11 @@ class ChaosRun(LocalRun):
     def _active(self) -> list[Done]:
         return [one for one in self.done if one.until is None]
 
-    def _begin(self, fault: Fault) -> None:
+    def _begin(self, fault: Fault) -> bool:
+        """False if there was nothing to strike."""
         one = Done(len(self.done) + 1, fault, time.time())
         if not self._strike(fault):
-            self.tell(f"{fault.kind} left out: {fault.target} is away")
-            return
+            return False
         self.done.append(one)
         if fault.kind in LINK:
             self._set_weather(fault.target)
@@ -91,9 +99,9 @@ class ChaosRun(LocalRun):
         self._write(one, "begins", one.at)
         if fault.kind in MOMENTARY:
             self._end(one)
+        return True
 
     def _strike(self, fault: Fault) -> bool:
-        """False if there was nothing to strike."""
         match fault.kind:
             case "kill" | "stop" | "disk_full":
                 return self._strike_process(fault)
