@@ -7,7 +7,8 @@ import pytest
 
 from lab.fake import result_of, study_of
 from skerry.lab.results import Results
-from skerry.lab.table import T, interval, table_of
+from skerry.lab.table import table_of
+from skerry.stats import T, half_width
 
 
 @pytest.fixture
@@ -41,9 +42,9 @@ def test_the_quantiles_are_students():
 
 
 def test_an_interval_needs_two_numbers():
-    assert interval([]) is None and interval([2.0]) is None
-    assert interval([1.0, 2.0, 4.0]) == pytest.approx(4.303 * statistics.stdev([1, 2, 4]) / math.sqrt(3))
-    assert interval([0.0, 1.0] * 50) == pytest.approx(2.042 * statistics.stdev([0, 1] * 50) / 10)
+    assert half_width([]) is None and half_width([2.0]) is None
+    assert half_width([1.0, 2.0, 4.0]) == pytest.approx(4.303 * statistics.stdev([1, 2, 4]) / math.sqrt(3))
+    assert half_width([0.0, 1.0] * 50) == pytest.approx(2.042 * statistics.stdev([0, 1] * 50) / 10)
 
 
 def test_variants_are_compared_seed_by_seed(tmp_path, keep):

@@ -139,9 +139,9 @@ def test_the_bytes_are_what_the_codecs_weigh(done: Lived) -> None:
     world = done.world
     merged = sum(done.payload_bytes(codec, c.fragment) for c in done.commits for codec in c.codecs)
     if done.weather == "unequal speeds and deaths":
-        assert merged <= world.payload_bytes[0] < 1.2 * merged
+        assert merged <= world.payload_bytes["up"] < 1.2 * merged
     else:
-        assert merged == world.payload_bytes[0]
+        assert merged == world.payload_bytes["up"]
     wire, last = world.config.wire, {"fp32"}
     assert {codec for c in done.commits if c.phase != "closing" for codec in c.codecs} == {wire.codec_up}
     assert last <= {codec for c in done.commits if c.phase == "closing" for codec in c.codecs} <= last | {wire.codec_up}
@@ -151,7 +151,7 @@ def test_every_learner_is_told_every_version_once(tmp_path: Path) -> None:
     done = Lived("equal speeds", tmp_path)
     genesis = sum(done.payload_bytes("fp32", fragment.index) for fragment in done.world.fragments)
     versions = sum(done.payload_bytes(c.codec, c.fragment) for c in done.commits)
-    assert done.world.payload_bytes[1] == LEARNERS * (genesis + versions)
+    assert done.world.payload_bytes["down"] == LEARNERS * (genesis + versions)
 
 
 def test_the_model_learns(done: Lived) -> None:

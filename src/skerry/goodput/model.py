@@ -21,6 +21,7 @@ import numpy as np
 from skerry.goodput import kernel
 from skerry.goodput.kernel import Array
 from skerry.goodput.rounds import Rounds, simulate_rounds
+from skerry.stats import half_width
 
 DAY_S = 86_400.0
 QUANTILES = 1 << 16  # of the repair delay: a slice's is one of them, all equally likely
@@ -99,15 +100,10 @@ class Outcome:
     rounds: Rounds
 
 
-# Student's t at 97.5 % for 1, 2, 3 … degrees of freedom; beyond the table the normal one is near enough
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10,
-            2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04, 1.98)  # fmt: skip
-
-
 def interval(values: Array) -> Interval:
     """Of the mean of at least two trials."""
-    mean, freedom = float(values.mean()), len(values) - 1
-    half = _STUDENT[min(freedom, len(_STUDENT)) - 1] * float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean, half = float(values.mean()), half_width(values.tolist())
+    assert half is not None
     return Interval(mean, mean - half, mean + half)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skerry.drawing import STYLE, save
 from skerry.goodput.fit import scaled
 from skerry.goodput.model import Costs, Fleet, even_fleet, simulate
 from skerry.goodput.paper import ROWS, Cell
@@ -23,16 +24,6 @@ SHORT = {
     "repair_s": "a slice's repair",
     "mtbi_s": "a chip's MTBI",
     "slice_chips": "chips in a slice",
-}
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e5e5e5",
-    "legend.frameon": False,
-    "svg.hashsalt": "skerry",
-    "svg.fonttype": "none",
 }
 DAYS, TRIALS = 4.0, 8
 
@@ -99,7 +90,7 @@ def draw(stem: Path, points: Sequence[Point], middle: float, swing: Swing, title
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE | {"font.size": 10}):
         figure = Figure(figsize=(13.0, 4.6), layout="constrained")
         left, centre, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
         _lines(left, points, "goodput")
@@ -108,10 +99,7 @@ def draw(stem: Path, points: Sequence[Point], middle: float, swing: Swing, title
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=7, fontsize=9)
-        files = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
-        figure.savefig(files[0], dpi=160, metadata={"Software": None})
-        figure.savefig(files[1], metadata={"Date": None, "Creator": None})
-    return files
+        return save(figure, stem, dpi=160)
 
 
 def _lines(axes: Any, points: Sequence[Point], what: str) -> None:

@@ -9,7 +9,6 @@ merging takes no time, and a link that no fault delays takes a millisecond.
 
 from __future__ import annotations
 
-import itertools
 import random
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from skerry.shell.peers import Learners, Uplink
 from skerry.shell.summary import Tally
 from skerry.sim.algebra import BYTES, Integers
 from skerry.sim.files import CrashFiles, Session
+from skerry.sim.lines import Hub, Line
 from skerry.sim.timeline import Timeline
 from skerry.sim.world import layout_for
 from skerry.store.files import FileSystem
@@ -69,8 +69,7 @@ class Twin(Timeline):
         self.random = random.Random(seed)
         self.layout, self.fragments = layout_for(len(story.fragments))
         self.disk = CrashFiles(seed)
-        self.lines: dict[int, Line] = {}
-        self.numbers = itertools.count(1)
+        self.hub = Hub()
         self.syncer: SyncerNode | None = None
         self.learners = Learners()
         self._create()
@@ -99,14 +98,13 @@ class Twin(Timeline):
         self.learners = Learners()
         self.store = Store.open(ROOT, files=self._files())
         self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.now, self.algebra)
-        self.learners.endpoint = Hub(self)
+        self.learners.endpoint = self.hub
         self._tick(self.syncer)
 
     def _end_syncer(self) -> None:
         self.syncer = None
         self.store.close()
-        for line in list(self.lines.values()):
-            line.cut()
+        self.hub.close()
 
     def _tick(self, syncer: SyncerNode) -> None:
         if self.syncer is syncer and not syncer.finished:
@@ -144,7 +142,7 @@ class Island:
         self.step_s: float | None = None  # of the step it is in
         self.step_count = 0
         self.uplink = Uplink()
-        number = next(twin.numbers)
+        number = next(twin.hub.numbers)
         self.node = LearnerNode(
             self.name, twin.layout, self, self.uplink, f"{self.name}-{number}", twin.clock, twin.algebra
         )
@@ -182,7 +180,7 @@ class Island:
         if twin.syncer is None or twin.syncer.finished or free_at > twin.now:
             twin.at(max(REDIAL_S, free_at - twin.now), self._dial)
             return
-        self.line = self.uplink.endpoint = Line(twin, self)
+        self.line = self.uplink.endpoint = Link(twin, self)
 
     def take(self, event: WireEvent) -> None:
         if self.is_dead:
@@ -260,22 +258,15 @@ class Island:
     def reset_optimizer(self) -> None: ...
 
 
-class Line:
-    """A connection: control overtakes bulk, bulk goes through one payload at a time each way."""
-
-    bytes_in = bytes_out = 0
+class Link(Line):
+    """Control overtakes bulk; bulk goes through one payload at a time each way."""
 
     def __init__(self, twin: Twin, island: Island) -> None:
+        super().__init__(twin.hub)
         self.twin, self.island = twin, island
-        self.peer = next(twin.numbers)
-        self.is_up = True
         self._free_at = {"up": 0.0, "down": 0.0}
-        twin.lines[self.peer] = self
         for way in ("up", "down"):
             twin.at(LATENCY_S, partial(self._tell, way, Opened(self.peer, island.name)))
-
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
-        self.carry("up", message, payload, tag)
 
     def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
         twin, story = self.twin, self.twin.story
@@ -310,39 +301,9 @@ class Line:
         else:
             twin.learners.take(event, twin.now)
 
-    def cut(self) -> None:
+    def lost(self) -> None:
         """Both ends notice at once."""
-        if not self.is_up:
-            return
-        self.is_up = False
-        del self.twin.lines[self.peer]
         lost = Lost(self.peer, "cut")
         self.island.take(lost)
         if self.twin.syncer is not None:
             self.twin.learners.take(lost, self.twin.now)
-
-    def drop(self, peer: int, reason: str) -> None:
-        self.cut()
-
-    def close(self) -> None:
-        self.cut()
-
-
-class Hub:
-    """The syncer's end of all lines."""
-
-    bytes_in = bytes_out = 0
-
-    def __init__(self, twin: Twin) -> None:
-        self.twin = twin
-
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
-        if peer in self.twin.lines:
-            self.twin.lines[peer].carry("down", message, payload, tag)
-
-    def drop(self, peer: int, reason: str) -> None:
-        if peer in self.twin.lines:
-            self.twin.lines[peer].cut()
-
-    def close(self) -> None:
-        """Nothing to let go of."""

@@ -1,7 +1,7 @@
 """What a study found, drawn: the loss on the way, and what the last loss cost in bytes.
 
 Needs matplotlib, imported only when something is drawn. Colours are Okabe and Ito's, which the colour-blind can tell
-apart; beyond their number the kind of line or mark changes. The same results give the same files, byte for byte.
+apart; beyond their number the kind of line or mark changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skerry.drawing import STYLE, save
 from skerry.lab.results import Results
 from skerry.lab.study import Result, Study
 from skerry.lab.table import baseline_of, bytes_per_parameter, found_of, is_lost, mean
@@ -21,16 +22,6 @@ MARKS = ("o", "s", "^", "D")
 INCHES, DPI = (9.0, 5.0), 200  # readable when shown 900 pixels wide
 TITLE_COLUMNS = 95
 EARLY = 0.4  # of the run: above where every loss is by then, nothing is told apart
-STYLE: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e5e5e5",
-    "legend.frameon": False,
-    "svg.hashsalt": "skerry",
-    "svg.fonttype": "none",
-}
 
 Runs = Mapping[str, Sequence[Result]]
 
@@ -49,8 +40,8 @@ def draw(study: Study, results: Results, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         return [
-            *_saved(_loss_against_tokens(study, sound), folder / f"{study.name}-tokens"),
-            *_saved(_loss_against_bytes(study, sound), folder / f"{study.name}-bytes"),
+            *save(_loss_against_tokens(study, sound), folder / f"{study.name}-tokens", DPI),
+            *save(_loss_against_bytes(study, sound), folder / f"{study.name}-bytes", DPI),
         ]
 
 
@@ -64,13 +55,6 @@ def _figure(study: Study, x_label: str) -> tuple[Any, Any]:
     axes.set_ylabel("held-out loss, nats/byte")
     axes.set_axisbelow(True)
     return figure, axes
-
-
-def _saved(figure: Any, path: Path) -> list[Path]:
-    files = [path.with_name(path.name + ending) for ending in (".png", ".svg")]
-    figure.savefig(files[0], dpi=DPI, metadata={"Software": None})
-    figure.savefig(files[1], metadata={"Date": None, "Creator": None})
-    return files
 
 
 def _look(number: int) -> dict[str, str]:

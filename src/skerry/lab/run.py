@@ -91,7 +91,9 @@ def _decoupled(job: Job, device: str, told: Callable[[float], None]) -> Result:
             if judge.is_due(world.progress):
                 ledger = world.syncer.machine.state.ledger
                 kept = (ledger.produced - sum(ledger.discarded.values())) // len(world.fragments)
-                judge.look(world.progress, kept, world.master(), sum(world.payload_bytes), world.algebra.cosines())
+                judge.look(
+                    world.progress, kept, world.master(), sum(world.payload_bytes.values()), world.algebra.cosines()
+                )
 
         with suppress(DivergedError):
             world.run(each_tick)
@@ -108,8 +110,8 @@ def _decoupled(job: Job, device: str, told: Callable[[float], None]) -> Result:
             steps=state.ledger.steps,
             merges=state.merges,
             contributors=state.contributors / max(1, state.merges),
-            bytes_up=world.payload_bytes[0],
-            bytes_down=world.payload_bytes[1],
+            bytes_up=world.payload_bytes["up"],
+            bytes_down=world.payload_bytes["down"],
         )
 
 

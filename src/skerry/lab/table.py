@@ -14,15 +14,9 @@ from msgspec import Struct
 
 from skerry.lab.results import Results
 from skerry.lab.study import Result, Study
+from skerry.stats import half_width
 
 MANY_TOKENS = 0.01  # a difference in tokens above this makes losses hard to compare
-
-# Student's t at 97.5 %, for 1 to 30 degrees of freedom.
-T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -101,16 +95,6 @@ def mean(numbers: Sequence[float]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-def interval(numbers: Sequence[float]) -> float | None:
-    """Half the width of the 95 % interval of the mean; beyond 30 degrees of freedom a little wider than need be."""
-    count = len(numbers)
-    if count < 2:
-        return None
-    middle = sum(numbers) / count
-    variance = sum((number - middle) ** 2 for number in numbers) / (count - 1)
-    return T[min(count - 1, len(T)) - 1] * math.sqrt(variance / count)
-
-
 def _row(variant: str, found: Mapping[int, Result], baseline: Mapping[int, Result]) -> Row:
     sound = {seed: result for seed, result in found.items() if not is_lost(result)}
     losses = [result.loss for result in sound.values()]
@@ -124,9 +108,9 @@ def _row(variant: str, found: Mapping[int, Result], baseline: Mapping[int, Resul
         seeds=tuple(found),
         losses=tuple(math.nan if is_lost(result) else result.loss for result in found.values()),
         loss=mean(losses),
-        interval=interval(losses),
+        interval=half_width(losses),
         against=mean(against),
-        against_interval=interval(against),
+        against_interval=half_width(against),
         against_seeds=len(against),
         megabytes=mean([_bytes(result) / 1e6 for result in sound.values()]),
         bytes_per_parameter=mean([bytes_per_parameter(result) for result in sound.values()]),

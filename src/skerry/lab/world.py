@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ from skerry.node.algebra import Payload, Values
 from skerry.node.learner import LearnerNode, Pending
 from skerry.node.syncer import SyncerNode
 from skerry.shell.peers import Learners, Uplink
+from skerry.sim.lines import Hub, Line
 from skerry.sim.timeline import Timeline
 from skerry.store.store import Store
 from skerry.train.inner import schedule
@@ -38,7 +40,6 @@ from skerry.train.loop import model_of
 from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
 
 STEP_S = 0.3  # of a learner of speed 1, where the configuration does not pace it
-UP, DOWN = 0, 1  # the ways on a line; also its ends, by the way each sends
 CLOSE_S_MAX = 3600.0  # virtual: a run that has not closed so long after its last step never will
 
 
@@ -73,13 +74,11 @@ class World(Timeline):
         )
         self.algebra = Device(device)
         self.learners = Learners()
-        self.lines: dict[int, Line] = {}
-        self.numbers = itertools.count(1)
-        self.payload_bytes = [0, 0]  # by way
+        self.payload_bytes = {"up": 0, "down": 0}
         self._create(folder)
         self.store = Store.open(folder)
         self.syncer = self.learners.node = Syncer(self.store, self.learners, self.clock, 0.0, self.algebra)
-        self.learners.endpoint = Hub(self)
+        self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]
 
     def clock(self) -> float:
@@ -154,7 +153,7 @@ class Island:
 
     node: LearnerNode
     uplink: Uplink
-    line: Line
+    link: Link
 
     def __init__(self, world: World, row: int) -> None:
         setting, config = world.setting, world.config
@@ -179,7 +178,7 @@ class Island:
         process = f"{self.name}-{self._lives}"
         self.node = LearnerNode(self.name, world.layout, self, self.uplink, process, world.clock, world.algebra)
         self.uplink.node = self.node
-        self.line = self.uplink.endpoint = Line(world, self)
+        self.link = self.uplink.endpoint = Link(world, self)
         if not world.setting.keep_optimizer:
             world.stack.reset(self.row)
         if world.setting.dead_share:
@@ -191,7 +190,7 @@ class Island:
         if self.is_closing or not self.is_alive:
             return
         self.is_alive = False
-        self.line.cut()
+        self.link.cut()
         away_s = self.world.setting.dead_steps * self.world.period_s
         self.world.at(self.random.expovariate(1 / away_s), self.boot)
 
@@ -254,7 +253,7 @@ class Island:
         if is_over and machine is not None and (self.node.ended or machine.state == "leaving"):
             self.node.handle(Gone())
             self.is_alive = False
-            self.world.at(1.0, self.line.cut)
+            self.world.at(1.0, self.link.cut)
 
     # ------------------------------------------------------------------------------------------ its parameters
 
@@ -281,70 +280,35 @@ class Island:
 # ---------------------------------------------------------------------------------------------- the wire
 
 
-class Line:
-    """A learner's connection, and its end of it: control overtakes bulk, bulk goes through one payload at a time."""
+class Link(Line):
+    """Control overtakes bulk; bulk goes through one payload at a time each way."""
 
     def __init__(self, world: World, island: Island) -> None:
+        super().__init__(world.hub)
         self.world, self.island = world, island
-        self.peer = next(world.numbers)
-        self.is_up = True
-        self._free_at = [0.0, 0.0]  # by way
-        self.bytes_in = self.bytes_out = 0
-        world.lines[self.peer] = self
-        for end in (DOWN, UP):
-            world.at(0.0, lambda end=end: self._tell(end, Opened(self.peer, island.name)))  # type: ignore[misc]
+        self._free_at = {"up": 0.0, "down": 0.0}
+        for end in ("down", "up"):
+            world.at(0.0, partial(self._tell, end, Opened(self.peer, island.name)))
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
-        self.carry(UP, message, payload, tag)
-
-    def carry(self, way: int, message: Message, payload: Payload | None, tag: object) -> None:
+    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
         world, takes_s = self.world, 0.0
         leaves_at = world.now
         if payload is not None:
             world.payload_bytes[way] += len(payload)
             takes_s = 8e-6 * len(payload) / world.setting.mbit_s if world.setting.mbit_s else 0.0
             leaves_at = self._free_at[way] = max(world.now, self._free_at[way]) + takes_s
-        arrives_s = leaves_at + world.setting.latency_s - world.now
-        world.at(arrives_s, lambda: self._tell(1 - way, Received(self.peer, message, payload, takes_s)))
+        received = Received(self.peer, message, payload, takes_s)
+        there = "down" if way == "up" else "up"
+        world.at(leaves_at + world.setting.latency_s - world.now, partial(self._tell, there, received))
         if tag is not None:
-            world.at(leaves_at - world.now, lambda: self._tell(way, Sent(self.peer, tag)))
+            world.at(leaves_at - world.now, partial(self._tell, way, Sent(self.peer, tag)))
 
-    def _tell(self, sender: int, event: WireEvent) -> None:
+    def _tell(self, end: str, event: WireEvent) -> None:
         """To the end that sends this way."""
-        if self.is_up and sender == UP:
+        if self.is_up and end == "up":
             self.island.uplink.take(event)
         elif self.is_up:
             self.world.learners.take(event, self.world.now)
 
-    def cut(self) -> None:
-        if not self.is_up:
-            return
-        self.is_up = False
-        del self.world.lines[self.peer]
+    def lost(self) -> None:
         self.world.learners.take(Lost(self.peer, "its process ended"), self.world.now)
-
-    def drop(self, peer: int, reason: str) -> None:
-        self.cut()
-
-    def close(self) -> None:
-        self.cut()
-
-
-class Hub:
-    """The syncer's end of all lines."""
-
-    bytes_in = bytes_out = 0
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
-        if peer in self.world.lines:
-            self.world.lines[peer].carry(DOWN, message, payload, tag)
-
-    def drop(self, peer: int, reason: str) -> None:
-        if peer in self.world.lines:
-            self.world.lines[peer].cut()
-
-    def close(self) -> None:
-        """Nothing to let go of."""
