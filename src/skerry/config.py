@@ -61,7 +61,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     policy: Literal["warm", "fixed"] = "warm"
     warm_share: float = 0.2  # of the budget, at H = warm_every, plain mean, outer step 1, no momentum
     warm_every: int = 4
-    warm_rate: float = 1.0  # factor for the inner rate at the start; falls to 1 until half of warm_share after it
     ramp_share: float = 0.0  # of the budget after it, over which H grows linearly to sync_every
     stale_versions_max: int = 16
     stall_s: float = 20.0  # a connected learner that takes no step for this long does not count for the quorum
@@ -77,7 +76,6 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rule: Literal["nesterov", "sgd", "delayed"] = "nesterov"
     lr: float = 0.3  # eta
     momentum: float = 0.9  # mu
-    by_share: bool = False  # a merge of some of the ready learners moves the model by their share, not as far as all
     delay: int = 4  # versions of a fragment from one momentum step to the next, for "delayed"
     restart: int = 0  # versions of a fragment after which its velocity is forgotten; 0 never
 
@@ -262,7 +260,6 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("sync.grace", 0, 1),
     ("sync.warm_share", 0, 1),
     ("sync.warm_every", 1, 10**6),
-    ("sync.warm_rate", 0.01, 100),
     ("sync.ramp_share", 0, 1),
     ("sync.stale_versions_max", 1, 10**9),
     ("sync.stall_s", 0.1, 10**6),

@@ -45,29 +45,13 @@ def phase_at(sync: Sync, progress: float) -> str:
     return WARM if sync.policy == "warm" and progress < sync.warm_share else STEADY
 
 
-def recipe_of(config: Config, phase: str, contributors: int, ready: int) -> Recipe:
-    """What a merge of this phase does; momentum begins from zero at the end of the warm phase.
-
-    RDA makes a merge as long as one learner's drift however many took part, the mean as long as theirs on average. So
-    two merges of half of the learners each would move the model further than one of all: by √2 and 2.
-    """
-    outer = config.outer
-    share = min(1.0, contributors / max(1, ready)) if outer.by_share else 1.0
-    if phase == WARM:
-        return PLAIN._replace(lr=share)
+def recipe_of(config: Config, phase: str) -> Recipe:
+    """What a merge of this phase does; momentum begins from zero at the end of the warm phase."""
     if phase != STEADY:
         return PLAIN
+    outer = config.outer
     delay = outer.delay if outer.rule == "delayed" else 1
-    lr = outer.lr * (share if config.merge.rule == "mean" else math.sqrt(share))
-    return Recipe(config.merge.rule, outer.rule, lr, outer.momentum, delay, outer.restart)
-
-
-def rate_at(sync: Sync, progress: float) -> float:
-    """Factor for the learners' inner rate: averaged often, their updates are smaller than those of a whole batch."""
-    until = 1.5 * sync.warm_share
-    if sync.policy == "fixed" or progress >= until:
-        return 1.0
-    return sync.warm_rate + (1 - sync.warm_rate) * progress / until
+    return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
 
 
 def sync_every_at(sync: Sync, progress: float) -> int:

@@ -454,7 +454,7 @@ class SyncerMachine:
     def _merge(self, p: int, round_: Round, reason: str, quorum: int, ready: int) -> None:
         """Order the merge of what is held."""
         contributions = tuple(self.held[p][learner] for learner in sorted(self.held[p]))
-        recipe = recipe_of(self.config, round_.phase, len(contributions), ready)
+        recipe = recipe_of(self.config, round_.phase)
         self.merging.add(p)
         self._do(
             Merge(

@@ -42,7 +42,6 @@ from skerry.core.events import (
 )
 from skerry.core.learner import LearnerMachine
 from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Lend, Lent, Publication, Welcome
-from skerry.core.schedule import rate_at
 from skerry.node.algebra import FLOAT32, Algebra, Array, Payload
 
 log = logging.getLogger("skerry.learner")
@@ -195,13 +194,13 @@ class LearnerNode:
 
     @property
     def ramp(self) -> float:
-        """Factor for the inner rate: the schedule's, and rising to it over `join_warmup` steps after joining late."""
+        """Factor for the inner rate: rises to 1 over `join_warmup` steps after joining a run under way."""
         if self.machine is None or self.config is None or self.welcome is None:
             return 1.0
-        rate, warmup = rate_at(self.config.sync, self.machine.progress), self.config.learner.join_warmup
+        warmup = self.config.learner.join_warmup
         if self.welcome.progress == 0 or not warmup:
-            return rate
-        return rate * min(1.0, (self.machine.step_count + 1) / warmup)
+            return 1.0
+        return min(1.0, (self.machine.step_count + 1) / warmup)
 
     @property
     def has_work(self) -> bool:
