@@ -119,6 +119,12 @@ def test_plots_without_matplotlib_say_what_to_install(call, known, monkeypatch):
     assert (code, out, err) == (2, "", "skerry: --plot: needs matplotlib: pip install 'skerry[plot]'\n")
 
 
+def test_a_result_that_counts_no_more_is_named_before_its_job_runs_again(call, known, tmp_path):
+    study_of(tmp_path, "base", "tried", more="sync.grace = 0.5")
+    _, _, err = call("trial.toml", "--table", "--only", "tried")
+    assert err == "skerry: trial/tried seed 0: its result is of another configuration: sync.grace was 0.8, is 0.5\n"
+
+
 # ---------------------------------------------------------------------------------------------- refusing
 
 

@@ -199,10 +199,13 @@ def test_a_result_outlives_a_new_key_of_the_configuration_but_no_change_of_one(t
         result.config["sync"] = {key: value for key, value in result.config["sync"].items() if value is not None}
         results = Results(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl")
         results.append(msgspec.structs.replace(result, key=studies.digest(result.config, result.setting)))
-        return Results(results.file).of(job)
+        again = Results(results.file)
+        return "found" if again.of(job) else again.why_again(job)
 
-    assert found(grace=None) and found()
-    assert not found(grace=0.7) and not found(long_gone=3)
+    assert found(grace=None) == found() == "found"
+    assert found(grace=0.7) == "its result is of another configuration: sync.grace was 0.7, is 0.8"
+    assert "`long_gone`" in found(long_gone=3)
+    assert not Results(tmp_path / "none.jsonl").why_again(job)
 
 
 def test_results_count_only_under_todays_recipe(tmp_path, monkeypatch):
@@ -215,6 +218,7 @@ def test_results_count_only_under_todays_recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "RECIPE", studies.RECIPE + 1)
     later = Results(results.file)
     assert not later.named("trial", "plain") and not later.of(jobs[0])
+    assert later.why_again(jobs[0]) == "its result counts no more: the laboratory computes differently now"
 
 
 # ---------------------------------------------------------------------------------------------- running

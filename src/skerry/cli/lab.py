@@ -43,11 +43,15 @@ def run(words: Sequence[str]) -> int:
     books = _books(studies, options.results)
     if options.plot and find_spec("matplotlib") is None:
         raise cli.Refusal("--plot: needs matplotlib: pip install 'skerry[plot]'")
-    jobs = [] if options.table else _missing(studies, books)
+    missing = _missing(studies, books)
+    jobs = [] if options.table else missing
     device = _device(options.device, jobs, books) if jobs else ""
     for book in dict.fromkeys(books.values()):
         if book.warning:
             print(f"skerry: {book.warning}", file=sys.stderr)
+    for job in missing:
+        if why := books[job.study].why_again(job):
+            print(f"skerry: {job}: {why}", file=sys.stderr)
     failed: list[Event] = []
     try:
         failed += _conduct(jobs, books, device, options)

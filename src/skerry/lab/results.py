@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -30,6 +30,7 @@ class Results:
         self.warning = ""
         self._by_key: dict[str, Result] = {}
         self._by_name: dict[tuple[str, str, int], Result] = {}
+        self._outdated: dict[tuple[str, str, int], str] = {}  # those that count no more, and why
         try:
             lines = file.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -44,13 +45,22 @@ class Results:
                 self._add(decoded(f"{file}:{number}", line))
 
     def _add(self, result: Result) -> None:
-        key = _key_today(result)
-        if key is not None:
-            self._by_key[key] = result
-            self._by_name[result.study, result.variant, result.seed] = result
+        name = (result.study, result.variant, result.seed)
+        try:
+            self._by_key[_key_today(result)] = result
+            self._by_name[name] = result
+        except OutdatedError as error:
+            self._outdated[name] = str(error)
 
     def of(self, job: Job) -> Result | None:
         return self._by_key.get(job.key)
+
+    def why_again(self, job: Job) -> str:
+        """Why a job without a result has one under its name; empty if it has none."""
+        name = (job.study, job.variant, job.seed)
+        if name in self._by_name:
+            return f"its result is of another configuration: {_first_change(self._by_name[name], job)}"
+        return f"its result counts no more: {self._outdated[name]}" if name in self._outdated else ""
 
     def named(self, study: str, variant: str) -> dict[int, Result]:
         """By seed, what this study's variant gave last."""
@@ -112,12 +122,36 @@ def decoded(where: str, line: bytes) -> Result:
         raise StudyError(f"{where}: is no result of this version ({error}): mend the line or take it out") from None
 
 
-def _key_today(result: Result) -> str | None:
-    """What the key of this result's job is now that the configuration may have grown; None: it counts no more."""
-    if result.key != digest(result.config, result.setting):  # of another recipe
-        return None
+class OutdatedError(Exception):
+    """A result that no job of today would give."""
+
+
+def _key_today(result: Result) -> str:
+    """What the key of this result's job is now that the configuration may have grown."""
+    if result.key != digest(result.config, result.setting):
+        raise OutdatedError("the laboratory computes differently now")
+    tables = _tables_today(result)
+    return digest(tables, tables.pop("lab"))
+
+
+def _tables_today(result: Result) -> dict[str, Any]:
+    """All it was run with, the keys that came later at their defaults."""
     try:
         config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
-    except msgspec.ValidationError:  # something it was run with is gone
-        return None
-    return digest(msgspec.to_builtins(config), msgspec.to_builtins(setting))
+    except msgspec.ValidationError as error:
+        raise OutdatedError(f"today's configuration refuses its own: {error}") from None
+    return _tables(config, setting)
+
+
+def _tables(config: Config, setting: Setting) -> dict[str, Any]:
+    return {**msgspec.to_builtins(config), "lab": msgspec.to_builtins(setting)}
+
+
+def _first_change(result: Result, job: Job) -> str:
+    before, now = _tables_today(result), _tables(job.config, job.setting)
+    return next(
+        f"{table}.{key} was {before[table][key]}, is {now[table][key]}"
+        for table in now
+        for key in now[table]
+        if before[table][key] != now[table][key] and (table, key) != ("run", "name")
+    )
