@@ -15,9 +15,9 @@ SHAPE = (2, 32, 2, 24)
 LR, PROGRESS, ROWS = 3e-3, 0.3, 3
 
 
-def stacked(rows: int) -> Stack:
+def stacked(rows: int, optimizer: str = "adamw") -> Stack:
     model = build(*SHAPE, seed=1)
-    stack = Stack(model, split(layout_of_model(model), 5), rows, 0.1, "cpu", "float32")
+    stack = Stack(model, split(layout_of_model(model), 5), rows, 0.1, "cpu", "float32", optimizer)
     for fragment, values in zip(stack.fragments, stack.initial(), strict=True):
         for row in range(rows):
             stack.slice(row, fragment).copy_(values)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,13 +43,20 @@ class Payload:
         return self.bytes
 
 
+class Blocks(NamedTuple):
+    """How a merge sees a fragment: the group of each block, and which groups RDA averages."""
+
+    group: list[int]
+    averaged: list[bool]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Map:
-    """Which blocks of a fragment belong to which slot."""
+    """The same on the device."""
 
-    slot: Tensor  # of each block
-    members: Tensor  # (slots, blocks), one where the block is the slot's
-    averaged: Tensor  # slots that RDA averages
+    group: Tensor  # of each block
+    members: Tensor  # (groups, blocks), one where the block is the group's
+    averaged: Tensor
 
 
 class Device:
@@ -89,7 +96,7 @@ class Device:
     @torch.no_grad()
     def inspect(self, codec: str, payload: Payload, fragment: Fragment) -> Inspection:
         """The norms, on the device. Nothing is damaged here, and a NaN shows in the loss, which ends the run."""
-        norms: Any = _slot_norms(payload.values, self._map(fragment))
+        norms: Any = _norms(payload.values, self._map(fragment))
         return Inspection(norms, finite=True, max_abs=0.0)
 
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
@@ -150,13 +157,19 @@ class Device:
             shares = shares.pin_memory().to(self.device, non_blocking=True)
         return shares[:, None]
 
+    def blocks_of(self, fragment: Fragment) -> Blocks:
+        """A group is a slot."""
+        counts = [(slot.padded_stop - slot.offset) // BLOCK for slot in fragment.slots]
+        group = [index for index, count in enumerate(counts) for _ in range(count)]
+        return Blocks(group, [slot.kind == "embedding" for slot in fragment.slots])
+
     def _map(self, fragment: Fragment) -> _Map:
         if fragment not in self._maps:
-            blocks = [(slot.padded_stop - slot.offset) // BLOCK for slot in fragment.slots]
-            slot = torch.repeat_interleave(torch.tensor(blocks))
-            members = functional.one_hot(slot, len(blocks)).T.double().contiguous()
-            averaged = torch.tensor([slot.kind == "embedding" for slot in fragment.slots])
-            self._maps[fragment] = _Map(*(each.to(self.device) for each in (slot, members, averaged)))
+            blocks = self.blocks_of(fragment)
+            group = torch.tensor(blocks.group)
+            members = functional.one_hot(group, len(blocks.averaged)).T.double().contiguous()
+            averaged = torch.tensor(blocks.averaged)
+            self._maps[fragment] = _Map(*(each.to(self.device) for each in (group, members, averaged)))
         return self._maps[fragment]
 
     # ------------------------------------------------------------------------------------------ the learner's side
@@ -216,12 +229,12 @@ def _blocks(x: Tensor) -> Tensor:
     return x.view(-1, BLOCK)
 
 
-def _slot_norms(x: Tensor, at: _Map) -> Tensor:
+def _norms(x: Tensor, at: _Map) -> Tensor:
     squares = torch.linalg.vector_norm(_blocks(x), dim=1, dtype=torch.float64).square_()
     return (at.members * squares).sum(1).sqrt_()
 
 
-# Merge rules: (learners, blocks, BLOCK) values, (learners, slots) norms and (learners, 1) shares to one delta.
+# Merge rules: (learners, blocks, BLOCK) values, (learners, groups) norms and (learners, 1) shares to one delta.
 
 
 def _weighted(values: Tensor, coefficients: Tensor) -> Tensor:
@@ -235,7 +248,7 @@ def _mean(at: _Map, values: Tensor, norms: Tensor, shares: Tensor) -> Tensor:
 
 def _radial_directional(at: _Map, values: Tensor, norms: Tensor, shares: Tensor) -> Tensor:
     inverse = torch.where(norms > NORM_MIN, norms.reciprocal(), 0.0)
-    directions = _weighted(values, (shares * inverse)[:, at.slot])
+    directions = _weighted(values, (shares * inverse)[:, at.group])
     radii = (shares * norms).sum(0)
     return _stretched(at, directions, radii, torch.full_like(radii, DIRECTION_MIN), _weighted(values, shares))
 
@@ -248,11 +261,11 @@ def _consensus(at: _Map, values: Tensor, norms: Tensor, shares: Tensor) -> Tenso
 
 
 def _stretched(at: _Map, x: Tensor, radii: Tensor, shortest: Tensor, mean: Tensor) -> Tensor:
-    """x with each tensor as long as its radius; the mean where x is too short to point the way, and of embeddings."""
-    lengths = _slot_norms(x, at)
+    """x with each group as long as its radius; the mean where x is too short to point the way, and of embeddings."""
+    lengths = _norms(x, at)
     factors = (radii / torch.maximum(lengths, shortest)).float()
     is_mean = at.averaged | (lengths < shortest)
-    return torch.where(is_mean[at.slot][:, None], mean, x * factors[at.slot][:, None])
+    return torch.where(is_mean[at.group][:, None], mean, x * factors[at.group][:, None])
 
 
 _RULES: dict[str, Callable[[_Map, Tensor, Tensor, Tensor], Tensor]] = {

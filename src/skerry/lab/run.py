@@ -119,7 +119,8 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     config = job.config
     model = model_of(config)
     fragments = split(layout_of_model(model), config.sync.num_fragments)
-    stack = Stack(model, fragments, 1, config.learner.weight_decay, device, job.setting.precision)
+    setting = job.setting
+    stack = Stack(model, fragments, 1, config.learner.weight_decay, device, setting.precision, setting.trial.optimizer)
     for fragment, values in zip(fragments, stack.initial(), strict=True):
         stack.slice(0, fragment).copy_(values)
     feed = Feed(config, job.setting, device)

@@ -8,6 +8,7 @@ the stack is what `train.inner.Inner.step` does to each of the rows that take pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skerry.algo.fragments import Fragment, gather
+from skerry.lab.muon import Muon
 from skerry.train.gpt import GPT, rotary, rotate
 from skerry.train.inner import BETAS, GRADIENT_NORM_MAX
 
@@ -23,7 +25,14 @@ EPS = 1e-8  # AdamW's
 
 class Stack:
     def __init__(
-        self, model: GPT, fragments: Sequence[Fragment], rows: int, weight_decay: float, device: str, precision: str
+        self,
+        model: GPT,
+        fragments: Sequence[Fragment],
+        rows: int,
+        weight_decay: float,
+        device: str,
+        precision: str,
+        optimizer: str = "adamw",
     ) -> None:
         self.model, self.fragments, self.device = model, fragments, torch.device(device)
         self.offsets = np.cumsum([0, *(fragment.size for fragment in fragments)])
@@ -33,7 +42,9 @@ class Stack:
         self.counts = np.zeros(rows, np.int64)  # Adam's own steps, for its bias correction
         self._gradient = torch.zeros(rows, size, device=device)
         self.parameters = views(self.flat, fragments, self.offsets)
-        self._gradients = list(views(self._gradient, fragments, self.offsets).values())
+        self._gradients = views(self._gradient, fragments, self.offsets)
+        self._decay = weight_decay
+        self._muon = Muon(self.parameters, self.device) if optimizer == "muon" else None
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         decays = torch.zeros(1, size)
@@ -57,10 +68,15 @@ class Stack:
         """
         losses = self._losses(self.parameters, inputs, targets)
         found = torch.autograd.grad(losses.sum(), list(self.parameters.values()))
-        torch._foreach_copy_(self._gradients, list(found))
+        torch._foreach_copy_(list(self._gradients.values()), list(found))
         self.counts[rows] += 1
+        table = self._coefficients(rows, rates)
         first, second = self.moments
-        self._adamw(self.flat, self._gradient, first, second, self._decays, self._coefficients(rows, rates))
+        adamw = partial(self._adamw, self.flat, self._gradient, first, second, self._decays, table)
+        if self._muon:
+            self._muon.instead(adamw, self._gradients, table[0, :, 0], self._decay)
+        else:
+            adamw()
         return losses.detach()
 
     def _coefficients(self, rows: Sequence[int], rates: Sequence[float]) -> Tensor:
@@ -100,6 +116,8 @@ class Stack:
     def reset(self, row: int) -> None:
         """A new process begins with fresh moments."""
         self.moments[:, row].zero_()
+        if self._muon:
+            self._muon.reset(row)
         self.counts[row] = 0
 
     def initial(self) -> list[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import operator
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,18 @@ class StudyError(Exception):
     """A study nobody can run, or results nobody can read: one line naming the file, the place and what is legal."""
 
 
+class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the product does not do, or not yet: it is measured here first (`lab.trials`)."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"  # of the matrices inside; the rest is always AdamW's
+    weights: Literal["tokens", "equal"] = "tokens"  # of contributions
+    norms: Literal["tensor", "row"] = "tensor"  # what RDA takes direction and length of
+    embeddings: Literal["mean", "rda"] = "mean"
+    kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
+    lr_end: float = 1.0  # factor for the outer rate at the end of the run, linear over it
+    momentum_end: float = 1.0  # and for the outer momentum
+
+
 class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What only the laboratory knows: who is slow, dead or away, what the links carry, what is measured.
 
@@ -53,6 +66,7 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     points: int = 20  # of the loss curve
     held_out: int = 256  # batches of 8, for the loss at the end
     precision: Literal["bf16", "float32"] = "bf16"  # of matrix products on a GPU; on a CPU always float32
+    trial: Trial = Trial()
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -237,7 +251,14 @@ def _overlaid(where: str, base: Config, lab: dict[str, Any], changes: object) ->
         config = configs.resolve(base, None, [one for one in given if not one[0].startswith("lab.")])
     except ConfigError as error:
         raise StudyError(f"{where}: {str(error).removeprefix('command line: ')}") from None
-    return config, lab | changes.get("lab", {})
+    return config, _under(lab, changes.get("lab", {}))
+
+
+def _under(lab: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The laboratory's keys with changes on top, those of lab.trial one by one."""
+    trial, tried = lab.get("trial", {}), changes.get("trial", {})
+    both = isinstance(trial, dict) and isinstance(tried, dict)
+    return lab | changes | ({"trial": trial | tried} if both and (trial or tried) else {})
 
 
 def _setting(where: str, lab: dict[str, Any]) -> Setting:
@@ -245,8 +266,11 @@ def _setting(where: str, lab: dict[str, Any]) -> Setting:
         return msgspec.convert(lab, Setting)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
-        key = re.split(r"[^a-z_]", path)[0]
-        raise StudyError(f"{where}: lab.{key} = {lab[key]!r}: {text[0].lower() + text[1:]}") from None
+        value: Any = lab
+        for key in (keys := re.findall(r"[a-z_]+", path)):
+            value = value[key]
+        said = "" if isinstance(value, dict) else f" = {value!r}"  # a whole table says nothing
+        raise StudyError(f"{where}: {'.'.join(['lab', *keys])}{said}: {text[0].lower() + text[1:]}") from None
 
 
 def _problems(config: Config, setting: Setting) -> Iterator[str]:
@@ -258,7 +282,7 @@ def _problems(config: Config, setting: Setting) -> Iterator[str]:
     if config.run.minutes:
         yield f"run.minutes = {config.run.minutes:g}: variants are compared at equal work: set run.tokens or run.steps"
     for key, low, high in _RANGES:
-        value = getattr(setting, key)
+        value = operator.attrgetter(key)(setting)
         if not low <= value <= high:
             yield f"lab.{key} = {value:g}: must be from {low:g} to {high:g}"
     learners, speeds = config.run.learners, list(setting.speeds)
@@ -283,6 +307,9 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mbit_s", 0, 10**6),
     ("points", 1, 10**4),
     ("held_out", 1, 10**5),
+    ("trial.kept", 0.001, 1),
+    ("trial.lr_end", 0, 10),
+    ("trial.momentum_end", 0, 1),
 )
 
 
