@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -616,3 +617,21 @@ def test_a_run_that_cannot_be_made_leaves_one_line(folder):
                  write_genesis(folder / "genesis")) as syncer:  # fmt: skip
         assert syncer.wait() == 2
     assert len(syncer.said.splitlines()) == 1 and len(syncer.refusals) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", *HERE],
+        ["demo", "--out", "new"],
+        ["chaos", "storm", "--out", "new"],
+        ["syncer", *SERVE, "--run.steps", "5"],
+        ["learner", "--syncer", "localhost:1"],
+        ["bench", "learner"],
+    ],
+)
+def test_what_trains_says_what_to_install_where_there_is_no_torch(call, folder, monkeypatch, words):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, err = call(*words)
+    assert (code, out) == (2, "") and "needs torch: pip install 'skerry[torch]'" in err and err.count("\n") == 1
+    assert not list(folder.iterdir())

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_picture_is_drawn_as_png_and_svg(capsys, tmp_path):
 
 
 def test_without_matplotlib_the_extra_is_named(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(capsys, "--plot", str(tmp_path / "picture"))
     assert code == 2 and "skerry[plot]" in err
 

@@ -92,7 +92,7 @@ def test_the_table_needs_no_torch_and_loads_none(tmp_path, known, call, monkeypa
     monkeypatch.setitem(sys.modules, "torch", None)
     code, out, err = call("trial.toml")
     assert (code, out) == (2, "")
-    assert err == "skerry: skerry lab trains with torch: pip install 'skerry[torch]' (--table needs none)\n"
+    assert err == "skerry: skerry lab without --table: needs torch: pip install 'skerry[torch]'\n"
     assert call("trial.toml", "--only", "base")[0] == 0  # all of it is there already
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import msgspec
@@ -125,6 +126,12 @@ def _usage() -> str:
 
 
 # ---------------------------------------------------------------------------------------------- for the verbs
+
+
+def need(module: str, extra: str, what: str) -> None:
+    """Refuse what an extra that is not installed would do."""
+    if find_spec(module) is None:
+        raise Refusal(f"{what}: needs {module}: pip install 'skerry[{extra}]'")
 
 
 def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, Any]]]:

@@ -25,6 +25,7 @@ def run(words: Sequence[str]) -> int:
         raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
     if min(options.steps, options.pairs, options.batch) < 1:
         raise cli.Refusal("--steps, --pairs and --batch must be above zero")
+    cli.need("torch", "torch", "skerry bench learner")
     from skerry.bench.learner import measure
 
     result = measure(options.model, options.steps, options.pairs, options.batch, options.device)

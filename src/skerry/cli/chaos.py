@@ -115,6 +115,7 @@ def _checked(
         options.minutes = plan.minutes
     if not options.twin_s >= 0:
         raise cli.Refusal(f"--twin-s {options.twin_s}: must be 0 or more seconds")
+    cli.need("torch", "torch", "the built-in trainer")
     config = train.config_of(options, overrides)
     return plan, config, train.speeds_of(options.speeds, config.run.learners), train.fresh_dir(options.out, "chaos")
 

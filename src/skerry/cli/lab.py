@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,8 @@ def run(words: Sequence[str]) -> int:
         raise cli.Refusal(f"--{overrides[0][0]}: a study says what is configured: write it there")
     studies = _studies(options)
     books = _books(studies, options.results)
-    if options.plot and find_spec("matplotlib") is None:
-        raise cli.Refusal("--plot: needs matplotlib: pip install 'skerry[plot]'")
+    if options.plot:
+        cli.need("matplotlib", "plot", "--plot")
     missing = _missing(studies, books)
     jobs = [] if options.table else missing
     device = _device(options.device, jobs, books) if jobs else ""
@@ -148,10 +147,9 @@ def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
     """The device to run on; everything that can be refused is, before the first job."""
     for folder, path in {(job.folder, job.config.data.path) for job in jobs}:
         corpus_files(STDLIB if path == STDLIB else Path(folder, path))
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise cli.Refusal("skerry lab trains with torch: pip install 'skerry[torch]' (--table needs none)") from None
+    cli.need("torch", "torch", "skerry lab without --table")
+    import torch
+
     cli.check_interrupted()
     name = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -37,6 +37,7 @@ def run(words: Sequence[str]) -> int:
         raise cli.Refusal(f"--speed {options.speed}: must be from 0.001 to 1000")
     if not 1 <= options.threads <= 1024:
         raise cli.Refusal(f"--threads {options.threads}: must be from 1 to 1024")
+    cli.need("torch", "torch", "the built-in trainer")
     name = learner_name(options.name)
     cli.log_to_stderr(name)
     cli.end_with(options.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -183,8 +182,7 @@ def _stem(options: argparse.Namespace) -> Path | None:
         raise cli.Refusal(f"--seed {options.seed}: a seed is 0 or above")
     if options.plot is None:
         return None
-    if importlib.util.find_spec("matplotlib") is None:
-        raise cli.Refusal("--plot: needs matplotlib: pip install 'skerry[plot]'")
+    cli.need("matplotlib", "plot", "--plot")
     stem = Path(options.plot)
     stem = stem.with_suffix("") if stem.suffix in (".png", ".svg") else stem
     if not stem.name or not stem.parent.is_dir():

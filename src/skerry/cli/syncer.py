@@ -154,6 +154,7 @@ def _first(genesis: Path | None, options: object, overrides: list[tuple[str, obj
     shape_of(config.model)
     if genesis is not None:
         return config, *model.read_genesis(genesis)
+    cli.need("torch", "torch", "the built-in model, without --genesis FILE")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "genesis.safetensors"
         make_genesis(config, made)

@@ -61,6 +61,7 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
 
 def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: str = "") -> int:
     """Check, create or resume, run, sum up; `story` opens what is said to a person once nothing is refused."""
+    cli.need("torch", "torch", "the built-in trainer")
     if options.resume is not None:
         run_dir, config, speeds = _resumed(options, overrides)
     else:
