@@ -335,7 +335,7 @@ def ask_once(plant):
 
 def never_heal(plant):
     """A lost publication is never sent again."""
-    plant(Member, "heal", lambda self, now, resend_s: None)
+    plant(Member, "heal", lambda self, now: None)
 
 
 def send_the_master(plant):
