@@ -85,7 +85,7 @@ def test_the_first_publication_may_take_half_a_minute():
     """Nothing was measured yet, and it is the longest of all."""
     desk = desk_of_one()
     assert reports(desk, 25.0) == []
-    at_s, again = reports(desk, 10.0)[0]
+    _, again = reports(desk, 10.0)[0]
     assert (again.base_version, again.version) == (FULL, 0)
 
 

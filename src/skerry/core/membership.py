@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from skerry.core.messages import FULL, Report
 
 EMA_WEIGHT = 0.2
-RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated
+RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated at the soonest
 RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 
 
@@ -76,13 +76,14 @@ class Member:
         if report.step_s > 0:
             self.step_s = ema(self.step_s, report.step_s)
         for p, position in enumerate(report.positions):
+            before = self.report.positions[p] if self.report is not None else None
             if self.sent[p] is None:
                 self.sent[p] = position.base_version
-            if self.report is not None and position.base_version > self.report.positions[p].base_version:
+            if before is not None and position.base_version > before.base_version:
                 self.sent_at[p] = now
             if p in self.timed and position.base_version >= self.timed[p][0]:
                 self.adopt_s = ema(self.adopt_s, now - self.timed.pop(p)[1])
-            if position.want_full and not (self.report is not None and self.report.positions[p].want_full):
+            if position.want_full and (before is None or not before.want_full):
                 self.sent_at[p] = float("-inf")  # not under way: it is there, and of no use
         self.report, self.reported_at = report, now
         self.has_adopted_all = all(position.base_version > FULL for position in report.positions)
