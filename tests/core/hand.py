@@ -163,8 +163,8 @@ class Desk:
         peer.marks = list(at.get("marks", peer.marks))
         peer.versions = list(at.get("versions", peer.versions))
         positions = tuple(
-            FragmentPosition(version, mark, mark * TOKENS_PER_STEP, 0)
-            for version, mark in zip(peer.versions, peer.marks, strict=True)
+            FragmentPosition(version, mark, mark * TOKENS_PER_STEP, 0, p in at.get("want_full", ()))
+            for p, (version, mark) in enumerate(zip(peer.versions, peer.marks, strict=True))
         )
         tokens = step * TOKENS_PER_STEP
         return self.step(

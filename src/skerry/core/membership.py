@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 from skerry.core.messages import FULL, Report
 
 EMA_WEIGHT = 0.2
+RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated at the soonest
+RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 
 
 def ema(value: float | None, sample: float) -> float:
     return sample if value is None else value + EMA_WEIGHT * (sample - value)
+
+
+def patience_s(usual_s: float) -> float:
+    """How long to wait for what usually takes this long before it is taken for lost."""
+    return min(RESEND_S_MAX, max(RESEND_S, 4 * usual_s))
 
 
 @dataclass
@@ -30,9 +37,11 @@ class Member:
     stepped_at: float = 0.0
     step_s: float | None = None
     answer_s: float | None = None  # pull to complete contribution
+    adopt_s: float | None = None  # publication handed over to report of its adoption
     sent: list[int | None] = field(default_factory=list)  # newest version handed over; None until it says what it has
     sent_at: list[float] = field(default_factory=list)  # since when something handed over is not adopted
     sending: set[int] = field(default_factory=set)
+    timed: dict[int, tuple[int, float]] = field(default_factory=dict)  # fragment -> version to measure, handed over at
     pulled_at: dict[int, float] = field(default_factory=dict)
     told_stop_at: float | None = None
     has_adopted_all: bool = False  # by its last report
@@ -44,6 +53,7 @@ class Member:
         self.sent = [None] * self.fragment_count
         self.sent_at = [now] * self.fragment_count
         self.sending.clear()
+        self.timed.clear()
         self.pulled_at.clear()
         self.told_stop_at = None
         self.report = None
@@ -66,10 +76,15 @@ class Member:
         if report.step_s > 0:
             self.step_s = ema(self.step_s, report.step_s)
         for p, position in enumerate(report.positions):
+            before = self.report.positions[p] if self.report is not None else None
             if self.sent[p] is None:
                 self.sent[p] = position.base_version
-            if self.report is not None and position.base_version > self.report.positions[p].base_version:
+            if before is not None and position.base_version > before.base_version:
                 self.sent_at[p] = now
+            if p in self.timed and position.base_version >= self.timed[p][0]:
+                self.adopt_s = ema(self.adopt_s, now - self.timed.pop(p)[1])
+            if position.want_full and (before is None or not before.want_full):
+                self.sent_at[p] = float("-inf")  # not under way: it is there, and of no use
         self.report, self.reported_at = report, now
         self.has_adopted_all = all(position.base_version > FULL for position in report.positions)
         return True
@@ -79,10 +94,17 @@ class Member:
         if self.report is not None and self.report.positions[p].base_version == self.sent[p]:
             self.sent_at[p] = now
         self.sent[p] = version
+        self.timed.setdefault(p, (version, now))  # if it is sent again: it may be the first that is adopted
 
-    def heal(self, now: float, resend_s: float) -> None:
-        """Forget what was handed over but, by a report from long after, is not there: it will be sent again."""
+    def heal(self, now: float) -> None:
+        """Forget what was handed over but, by a report from long after, is not there: it will be sent again.
+
+        Handed over is not arrived: it may lie for many seconds before a narrow link, and every repeat makes that
+        longer. So long after is by what adoption usually takes. Before the first was measured it is as long as can
+        be: a stream that lives loses nothing, and what a broken one lost is known from the first report on the next.
+        """
         assert self.report is not None
+        resend_s = RESEND_S_MAX if self.adopt_s is None else patience_s(self.adopt_s)
         for p, position in enumerate(self.report.positions):
             sent = self.sent[p]
             if p in self.sending or sent is None or self.reported_at - self.sent_at[p] < resend_s:

@@ -36,7 +36,7 @@ from skerry.core.events import (
 )
 from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row, Sampled, Seen, Witnessed
 from skerry.core.ledger import MERGED, Settled
-from skerry.core.membership import Member, ema
+from skerry.core.membership import RESEND_S, Member, ema, patience_s
 from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, Stop, Welcome
 from skerry.core.quorum import decide, grace_s, quorum_size
 from skerry.core.samples import Samples
@@ -52,8 +52,6 @@ from skerry.core.schedule import (
 )
 from skerry.core.state import RunState
 
-RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated
-RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 SAMPLE_S = 5.0  # how often measurements are written to the tape
 AWAY_S = 60.0  # no merge takes this long: the machine slept, or its clock jumped
 
@@ -248,7 +246,7 @@ class SyncerMachine:
             if self.state.phase == "created":
                 self._record(PhaseChanged("training", (), (), 0.0, 0.0))
         self._measure_adoption(member)
-        member.heal(self._now, RESEND_S)
+        member.heal(self._now)
         self._publish(member)
         if report.state == "left":
             member.disconnect()
@@ -423,7 +421,7 @@ class SyncerMachine:
             and self._has_room(p)
             and self._unsettled(member, p) > 0
             and member.report.positions[p].mark_step >= settled.step
-            and (asked is None or self._now - asked > min(RESEND_S_MAX, max(RESEND_S, 4 * (member.answer_s or 0.0))))
+            and (asked is None or self._now - asked > patience_s(member.answer_s or 0.0))
         )
 
     def _send_pull(self, member: Member, p: int, lossless: bool) -> None:
@@ -526,7 +524,7 @@ class SyncerMachine:
             return
         member.sending.discard(event.fragment)
         member.hand_over(event.fragment, event.version, self._now)
-        member.heal(self._now, RESEND_S)
+        member.heal(self._now)
         self._publish(member)
 
     # ------------------------------------------------------------------------------------------ the end
