@@ -74,13 +74,14 @@ def test_the_outer_step_falls_with_progress_in_the_steady_phase_alone(monkeypatc
         return merge(self, order, *rest)
 
     monkeypatch.setattr(Device, "merge", recorded)
-    lived(job_of(trial=Trial(lr_end=0.5, momentum_end=0.0)), tmp_path)
+    lived(job_of(trial=Trial(lr_end=0.5, momentum_end=0.0, cool=0.2)), tmp_path)
+    assert any(order.phase == STEADY and order.progress > 0.8 for order in orders)
     for order in orders:
-        if order.phase == STEADY:
+        if order.phase == STEADY and order.progress <= 0.8:
             assert order.lr == pytest.approx(0.3 * (1 - order.progress / 2))
             assert order.momentum == pytest.approx(0.9 * (1 - order.progress))
         else:
-            assert (order.lr, order.momentum) == (1.0, 0.0)
+            assert (order.rule, order.outer, order.lr, order.momentum) == ("mean", "sgd", 1.0, 0.0)
     assert {order.phase for order in orders} >= {WARM, STEADY}
 
 

@@ -46,6 +46,7 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
     lr_end: float = 1.0  # factor for the outer rate at the end of the run, linear over it
     momentum_end: float = 1.0  # and for the outer momentum
+    cool: float = 0.0  # share of the run at its end in which merges are as in the warm phase
 
 
 class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -310,6 +311,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("trial.kept", 0.001, 1),
     ("trial.lr_end", 0, 10),
     ("trial.momentum_end", 0, 1),
+    ("trial.cool", 0, 1),
 )
 
 
