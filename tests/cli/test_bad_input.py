@@ -635,3 +635,17 @@ def test_what_trains_says_what_to_install_where_there_is_no_torch(call, folder, 
     code, out, err = call(*words)
     assert (code, out) == (2, "") and "needs torch: pip install 'skerry[torch]'" in err and err.count("\n") == 1
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate", "goodput", "--chips", "-1.2e6"],
+        ["simulate", "goodput", "--mtbi", "-1y"],
+        ["plan", "bandwidth", "--params", "-.5e9"],
+        ["plan", "bandwidth", "--link", "-5Gbit"],
+    ],
+)
+def test_a_negative_number_is_not_taken_for_an_option(call, words):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "") and f"'{words[-1]}' is negative" in err and err.count("\n") == 1

@@ -63,7 +63,7 @@ FAULTS = (
 )
 
 
-def told_of(faults=FAULTS, seed=1):
+def told_of(faults=FAULTS, seed=1, **said):
     """A run under faults, simulated, and the story its tape tells."""
     lives = [
         Life("a", 1, 0.0, 15.0),
@@ -72,7 +72,7 @@ def told_of(faults=FAULTS, seed=1):
         Life("a", 2, 20.0, math.inf),
     ]
     facts = tape_of(twin.Twin(made_up(faults, [(40.0, 43.0)], lives), seed))
-    return story_of([*facts, *faults], "a tape")
+    return story_of([*facts, *faults], "a tape", **said)
 
 
 def test_a_tape_tells_who_lived_when_and_how_fast():
@@ -86,6 +86,14 @@ def test_a_tape_tells_who_lived_when_and_how_fast():
         seen = [s for window in found.windows[name] for s in window.step_s]
         assert sum(seen) / len(seen) == pytest.approx(step_s, rel=0.05), name
         assert found.step_tokens[name] == 100 and found.rates[name] == pytest.approx(100 / step_s, rel=0.06)
+
+
+def test_the_undisturbed_rate_is_the_pace_that_was_set_and_what_the_report_took_for_it():
+    """So that goodput is the same number as in the summary of `skerry train` and `skerry chaos`."""
+    found = told_of()
+    found.config = configs.Config(learner=configs.Learner(step_s=0.25))
+    assert found.undisturbed_s("a", speed=0.5) == 0.5  # whatever was measured
+    assert told_of(rates={"b": 7.0}).rates == {**told_of().rates, "b": 7.0}
 
 
 def test_a_twin_of_a_simulated_run_comes_to_the_same():
@@ -148,6 +156,8 @@ def test_the_twin_of_a_short_real_run_agrees_with_it(tmp_path):
     found = json.loads(told.stdout)
     assert set(found["compared"]) == set(COMPARED)
     merges = found["measured"]["merges"] + found["measured"]["merges_closing"]
-    assert merges == json.loads(done.stdout)["merges"]
+    summary = json.loads(done.stdout)
+    assert merges == summary["merges"]
+    assert found["measured"]["goodput"] == pytest.approx(summary["goodput"], rel=0.02)
     for key in COMPARED:
         assert abs(found["deviation"][key]) < 0.15, found

@@ -213,13 +213,22 @@ def test_a_later_format_is_refused_by_name() -> None:
         Tape.open(later)
 
 
-@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"junk" * 100], ids=["empty", "byte", "zeros", "junk"])
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"SKRY"], ids=["empty", "byte", "zeros", "torn"])
 def test_a_first_segment_with_nothing_in_it_begins_anew(data: bytes) -> None:
     files = with_contents(s1=data)
     tape, records = Tape.open(files)
     assert records == []
     tape.append([b"a"])
     assert Tape.open(files)[1] == [b"a"]
+
+
+def test_what_was_never_a_tape_is_refused_and_left_alone() -> None:
+    """No crash leaves such bytes: whatever this is, it is not ours to begin anew over."""
+    files = with_contents(s1=b"junk" * 100)
+    for look in (Tape.open, lambda files: list(read_all(files))):
+        with pytest.raises(TapeDamaged, match=r"tape/000001\.seg is no segment of a tape"):
+            look(files)
+    assert files.read(SEGMENT_1) == b"junk" * 100
 
 
 def test_leftovers_are_removed_and_strangers_left_alone() -> None:

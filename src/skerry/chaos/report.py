@@ -27,6 +27,7 @@ from skerry.shell import summary
 from skerry.shell.summary import Tally, back_at, end_of
 from skerry.store.store import Store
 
+REPORT = "chaos.json"
 NEVER = math.inf
 INTERRUPTS = ("kill", "stop", "partition", "half_open", "drop", "corrupt", "truncate")
 SYNCER_AWAY = ("kill", "disk_full", "stop")

@@ -39,6 +39,7 @@ VERBS = {
     "bench": "measure, subject and reference in one run",
 }
 PARENT_POLL_S = 0.5
+NEGATIVE = re.compile(r"-\.?\d")
 OVERRIDE = re.compile(r"--([a-z_]+\.[a-z_]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -137,13 +138,24 @@ def need(module: str, extra: str, what: str) -> None:
 def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, Any]]]:
     """Options, and dotted overrides such as `--sync.quorum 2` or `--sync.quorum=2`."""
     plain, overrides = _split_overrides(words)
-    options, unknown = parser.parse_known_args(plain)
+    options, unknown = parser.parse_known_args(_joined(plain))
     if unknown:
         known = [option for action in parser._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
         hint = f": did you mean {near[0]}?" if near else ""
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
     return options, overrides
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--chips -1.2e6` as `--chips=-1.2e6`: argparse would take such a number for an option, and miss the value."""
+    joined: list[str] = []
+    for word in words:
+        if NEGATIVE.match(word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, Any]]]:

@@ -94,7 +94,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
         return 130
     result |= {"plan": plan.name, "seed": config.run.seed, "minutes": config.run.minutes}
     result |= {"wall_s": time.monotonic() - began, "run_dir": str(run_dir)}
-    write_json(run_dir / "chaos.json", result)
+    write_json(run_dir / report.REPORT, result)
     if options.json:
         cli.print_json(result)
     else:

@@ -80,9 +80,12 @@ def _tell(found: dict[str, Any]) -> None:
             f"{found['deviation'][key]:+.1%}",
         )  # fmt: skip
     console.print(table)
+    twins, faults = found["seeds"], sum(found["faults"].values())
+    are_equal = twins > 1 and found["low"] == found["high"]
     console.print(
-        f"at most {found['deviation_max']:.1%} in {', '.join(found['compared'])}; {found['seeds']} twins, "
-        f"{sum(found['faults'].values())} faults from the tape, {found['seconds']:.1f} s"
+        f"at most {found['deviation_max']:.1%} in {', '.join(found['compared'])}; {twins} twin{'s' * (twins != 1)}"
+        f"{', all equal: every step was on the tape' * are_equal}, {faults} fault{'s' * (faults != 1)} from it, "
+        f"{found['seconds']:.1f} s"
     )
 
 

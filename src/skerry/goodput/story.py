@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Fragment, Layout, split
+from skerry.chaos.report import REPORT
 from skerry.core.facts import EpochStarted, Fact, Injected, LifeStarted, RunCreated, Sample, Sampled
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL
 from skerry.core.state import RunState
 from skerry.node.model import decode_fact
+from skerry.shell.local import LOCAL, Local
 from skerry.shell.summary import Tally, end_of
 from skerry.store.store import Store
 
@@ -33,6 +37,7 @@ SYNCER_AWAY = ("kill", "disk_full")
 CUTS = ("drop", "corrupt", "truncate")
 STOP_SHARE = 0.9  # a step that took so much of a stop was stopped
 Span = tuple[float, float]
+T = TypeVar("T")
 
 
 class StoryError(Exception):
@@ -68,6 +73,7 @@ class Story:
     step_tokens: dict[str, int] = field(default_factory=dict)
     syncer_away: list[Span] = field(default_factory=list)
     faults: list[Injected] = field(default_factory=list)  # their times since the start
+    rates: dict[str, float] = field(default_factory=dict)  # tokens/s of each learner while nothing disturbs it
 
     def spans(self, target: str, *kinds: str) -> list[Span]:
         return [(f.at, f.until) for f in self.faults if f.target == target and f.kind in kinds]
@@ -104,24 +110,37 @@ class Story:
         mine = self.windows[learner]
         return next((window for window in mine if window.until >= now), mine[-1])
 
-    @property
-    def rates(self) -> dict[str, float]:
-        """Tokens/s of each learner while nothing slows it: a capacity that is the same for the run and its twin."""
-        found = {}
-        for name, windows in self.windows.items():
-            slow = self.spans(name, "slow")
-            calm = [s for w in windows if not any(a <= w.until < b + 10 for a, b in slow) for s in w.step_s]
-            found[name] = self.step_tokens[name] / statistics.median(calm or [s for w in windows for s in w.step_s])
-        return found
+    def undisturbed_s(self, learner: str, speed: float) -> float:
+        """What a step takes when nothing slows it: the pace it was set, or what was measured where it runs free."""
+        windows, slow = self.windows[learner], self.spans(learner, "slow")
+        calm = [s for w in windows if not any(a <= w.until < b + 10 for a, b in slow) for s in w.step_s]
+        return self.config.learner.step_s / speed or statistics.median(calm or [s for w in windows for s in w.step_s])
+
+
+class Report(Struct):
+    """Of what skerry chaos reported: the rates it took for undisturbed."""
+
+    rates: dict[str, float] = {}
 
 
 def read(run_dir: Path) -> Story:
     with Store.open(run_dir, readonly=True) as store:
         facts = [fact for record in store.history() if not isinstance(fact := decode_fact(record.body), RunState)]
-    return story_of(facts, str(run_dir))
+    local, report = _told(run_dir / LOCAL, Local([])), _told(run_dir / REPORT, Report())
+    return story_of(facts, str(run_dir), local.speeds, report.rates)
 
 
-def story_of(facts: Sequence[Fact], where: str) -> Story:
+def _told(file: Path, otherwise: T) -> T:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=type(otherwise)) if file.is_file() else otherwise
+    except msgspec.DecodeError as error:
+        raise StoryError(f"{file}: {error}: mend it, or take it away to go by the tape alone") from None
+
+
+def story_of(
+    facts: Sequence[Fact], where: str, speeds: Sequence[float] = (), rates: Mapping[str, float] | None = None
+) -> Story:
+    """`speeds` are those of learner-0, learner-1, …; `rates` go before what the tape says."""
     tally = Tally()
     for fact in facts:
         tally.take(fact)
@@ -142,6 +161,10 @@ def story_of(facts: Sequence[Fact], where: str) -> Story:
     for life in story.lives:
         if not story.windows.get(life.learner):
             raise StoryError(f"{where}: has no measured step of {life.learner} on its tape: it was there too briefly")
+    speed = {f"learner-{n}": one for n, one in enumerate(speeds)}
+    for name, tokens in story.step_tokens.items():
+        story.rates[name] = tokens / story.undisturbed_s(name, speed.get(name, 1.0))
+    story.rates |= rates or {}
     return story
 
 

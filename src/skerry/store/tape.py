@@ -240,7 +240,10 @@ def _header(number: int, previous: bytes) -> bytes:
 
 
 def _read_header(data: bytes, number: int) -> bytes | None:
-    """The hash this segment continues from, or None if the header is torn or not ours."""
+    """The hash this segment continues from, or None if the header is torn."""
+    first = data[: len(_SEGMENT_MAGIC)]
+    if any(first) and not _SEGMENT_MAGIC.startswith(first):  # a crash may leave a beginning, or zeros
+        raise TapeDamaged(f"{_name(number)} is no segment of a tape, its first bytes are not: restore it from a copy")
     if len(data) < _SEGMENT.size or not data.startswith(_SEGMENT_MAGIC):
         return None
     _, version, _, _, previous = _SEGMENT.unpack_from(data)
