@@ -173,6 +173,11 @@ def test_nothing_suggested_is_refused(rate, params, learners):
         assert max(suggested["sync.sync_every"], suggested["sync.warm_every"]) <= LIMIT
 
 
+def test_a_delay_that_h_cuts_short_is_not_said_to_fit():
+    chosen = report(plan_of(rates=(1e6,), steps=(1.0,), tensors=1))["suggested"]  # up and down of all of it at once
+    assert "sync.fragment_sync_delay = 24, not 2: as long as H allows" in chosen["why"]
+
+
 def test_more_tensors_than_fragments_there_may_be():
     plan = plan_of(tensors=10_001, sync__sync_every=50_000)
     suggested = report(plan)["suggested"]

@@ -108,11 +108,12 @@ def _with(plan: Plan, chosen: dict[str, Any]) -> Plan:
 
 
 def _why(plan: Plan, chosen: dict[str, Any]) -> Iterator[str]:
+    is_longest = chosen["sync.fragment_sync_delay"] == chosen["sync.sync_every"]
     reasons = {
         "sync.num_fragments": "one fragment a step is the smoothest traffic, as far as there are tensors",
         "sync.sync_every": f"the least at which links and syncer are busy no more than {ROOM:.0%} of the time",
         "sync.warm_every": "the warm phase, too, must get through",
-        "sync.fragment_sync_delay": "the syncs of a quorum fit under it",
+        "sync.fragment_sync_delay": "as long as H allows" if is_longest else "the syncs of a quorum fit under it",
         "sync.quorum": "so many learners step at half the best pace or more",
         "wire.codec_up": "the links of a quorum cannot carry more in time",
         "wire.codec_down": "the links of a quorum cannot carry more in time",
