@@ -1,20 +1,22 @@
 """The whole configuration of a run: one frozen struct a table, presets as functions, one `validate`.
 
 The syncer is the only source of configuration: it stores the resolved config on the tape and hands it to every
-learner that joins. Unknown keys are refused with their path. Nothing deeper in reads the environment.
+learner that joins. Unknown keys are refused with their path. Nothing deeper in reads the environment. A file may also
+have a table [plan], what `skerry plan run` asks of links and failures: no run reads it.
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+PLAN = "plan"
 Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
 
 
@@ -154,7 +156,7 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     """A preset, then a TOML file, then dotted overrides; checked once, here."""
     tables: dict[str, Any] = msgspec.to_builtins(base)
     if file is not None:
-        _overlay(tables, _read_toml(file), str(file))
+        _overlay(tables, _read_toml(file), str(file), aside=(PLAN,))
     for key, value in overrides:
         *path, last = key.split(".")
         if len(path) != 1:
@@ -167,6 +169,20 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     return config
 
 
+def plan_table(file: Path, known: Collection[str]) -> dict[str, Any]:
+    """[plan] of a file that `resolve` has read before: the keys that the plan knows, nothing else."""
+    table: dict[str, Any] = _read_toml(file).get(PLAN, {})
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{file}: unknown key {PLAN}.{key}{_near(key, known)}")
+    return table
+
+
+def most(path: str) -> float:
+    """The highest value that `validate` lets a key have."""
+    return next(high for key, _, high in _RANGES if key == path)
+
+
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
@@ -176,12 +192,15 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: is not valid TOML: {error}") from None
 
 
-def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str) -> None:
+def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside: Sequence[str] = ()) -> None:
+    """Tables named in `aside` may be there and stay unread."""
     for table, values in changes.items():
-        if table not in tables:
-            raise ConfigError(f"{where}: unknown table [{table}]{_near(table, tables)}")
+        if table not in tables and table not in aside:
+            raise ConfigError(f"{where}: unknown table [{table}]{_near(table, [*tables, *aside])}")
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: {table} is a table, write [{table}] and keys below it")
+        if table in aside:
+            continue
         for key, value in values.items():
             if key not in tables[table]:
                 raise ConfigError(f"{where}: unknown key {table}.{key}{_near(key, tables[table])}")

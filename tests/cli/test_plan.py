@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from skerry import cli
+from skerry import config as configs
 from skerry.train.shapes import SHAPES, parameter_count
 
 BANDWIDTH = ("bandwidth", "--params", "5e9", "--step-s", "1", "--sites", "8", "--learners", "8")
@@ -68,6 +69,97 @@ def test_a_run_from_a_file_with_a_link_for_each_learner(capsys, tmp_path):
     assert code == 0 and "expected goodput" in out and "suggested: --sync.num_fragments" in out
 
 
+LINKS = """
+[run]
+learners = 3
+tokens = 1e9
+[plan]
+params = 5e9
+tensors = 200
+mbit = [200, "1Gbit", "50Mbit"]
+rtt_ms = 40
+step_s = "500ms"
+syncer_mbit = "2Gbit"
+mtbi = "2d"
+repair = "10min"
+"""
+
+
+def test_links_may_stand_in_the_file_alone(capsys, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(LINKS)
+    code, out, _ = run(capsys, "run", "--config", str(file), "--json")
+    assert code == 0
+    told = json.loads(out)
+    file.write_text("[run]\nlearners = 3\ntokens = 1e9\n")
+    links = ("--mbit", "200,1000,50", "--rtt-ms", "40", "--step-s", "0.5", "--syncer-mbit", "2000")
+    others = ("--params", "5e9", "--tensors", "200", "--mtbi", "48h", "--repair", "600")
+    _, out, _ = run(capsys, "run", "--config", str(file), *links, *others, "--json")
+    assert told == json.loads(out) and told["params"] == 5 * 10**9 and told["goodput"] < 1
+
+
+def test_an_option_wins_over_the_file(capsys, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(LINKS)
+    save_file({"w": np.zeros((8, 8), np.float32)}, tmp_path / "genesis")
+    words = ("run", "--config", str(file), "--json", "--mbit", "100")
+    told = json.loads(run(capsys, *words)[1])
+    assert len({x["up_s"] for x in told["phases"][0]["learners"]}) == 1
+    assert json.loads(run(capsys, *words, "--params", "1e9")[1])["params"] == 10**9
+    assert json.loads(run(capsys, *words, "--genesis", str(tmp_path / "genesis"))[1])["params"] == 64
+
+
+def test_a_run_takes_the_same_file_and_leaves_its_plan_unread(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(LINKS)
+    expected = configs.resolve(configs.default(), None, [("run.learners", 3), ("run.tokens", 10**9)])
+    assert configs.resolve(configs.default(), file) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[plan]\nmbits = 200\n", "run.toml: unknown key plan.mbits: did you mean mbit?"),
+        ("[plna]\nmbit = 200\n", "run.toml: unknown table [plna]: did you mean plan?"),
+        ("plan = 200\n", "run.toml: plan is a table, write [plan]"),
+        ("[plan]\nmbit = [200, 100]\n", "run.toml: plan.mbit = 200,100: 2 values for 4 learners"),
+        ("[plan]\nmbit = [200, 'fast', 1, 1]\n", "run.toml: plan.mbit = 200,fast,1,1: 'fast' is not Mbit/s"),
+        ("[plan]\nmbit = '200M'\n", "run.toml: plan.mbit = 200M: '200M' has the unknown unit 'M'"),
+        ("[plan]\nmbit = true\n", "run.toml: plan.mbit = True: 'True' is not Mbit/s"),
+        ("[plan]\nmbit = []\n", "run.toml: plan.mbit = : '' is not Mbit/s"),
+        ("[plan]\nmbit = nan\n", "run.toml: plan.mbit = nan: 'nan' is not"),
+        ("[plan]\nmbit = 200\nrepair = '2h'\n", "run.toml: plan.repair = 2h: "),
+        ("[plan]\nmbit = 200\ngenesis = 'x'\nparams = 5\n", "run.toml: plan.genesis = x says how large"),
+        (
+            "[plan]\nrtt_ms = 40\n",
+            "--mbit: is needed, the learners' links: --mbit 200 or 200,50, or mbit = 200 under [pl",
+        ),
+    ],
+)
+def test_a_bad_plan_in_the_file_is_refused_by_its_place(capsys, tmp_path, text, named):
+    (tmp_path / "run.toml").write_text(text)
+    code, out, err = run(capsys, "run", "--config", str(tmp_path / "run.toml"), "--learner.step_s", "1", "--json")
+    assert code == 2 and named in err and len(err.splitlines()) == 1, err
+    assert named in json.loads(out)["error"]
+
+
+def test_what_no_link_carries_is_said_to_people(capsys):
+    code, out, _ = run(capsys, "run", "--mbit", "0.01", "--step-s", "0.01", "--params", "5e9")
+    assert code == 0 and "expected goodput 0.0%" in out and "suggested: nothing" in out
+    assert "cannot carry this model" in out and "5,000,000,000 parameters" in out
+
+
+def test_the_learners_of_the_configuration_are_those_of_the_question(capsys):
+    words = ("bandwidth", "--params", "5e9", "--step-s", "1", "--json")
+    told = json.loads(run(capsys, *words, "--run.learners", "4")[1])
+    assert told == json.loads(run(capsys, *words, "--learners", "4")[1]) and told["learners"] == 4
+
+
+def test_help_names_the_defaults(capsys):
+    _, out, _ = run(capsys, "run", "--help")
+    assert "is back: 10min (default 0)" in " ".join(out.split())
+
+
 def test_a_users_model_by_its_file(capsys, tmp_path):
     save_file({"emb": np.zeros((100, 8), np.float32), "w": np.zeros((8, 8), np.float32)}, tmp_path / "genesis")
     _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--json")
@@ -76,7 +168,7 @@ def test_a_users_model_by_its_file(capsys, tmp_path):
 
 
 def test_failures_lower_the_goodput(capsys):
-    _, out, _ = run(capsys, *RUN, "--mtbf", "1d", "--repair", "2h", "--json")
+    _, out, _ = run(capsys, *RUN, "--mtbi", "1d", "--repair", "2h", "--json")
     assert json.loads(out)["goodput"] == pytest.approx(12 / 13, rel=0.01)
 
 
@@ -85,17 +177,21 @@ BAD = [
     (("weather",), "weather"),
     (("bandwidth",), "--params: is needed"),
     (("bandwidth", "--params", "5e9"), "--step-s: is needed"),
-    (("bandwidth", "--params", "0", "--step-s", "1"), "--params: '0' must be above 0"),
+    (("bandwidth", "--params", "0", "--step-s", "1"), "--params: '0' must be from 1 to"),
     (("bandwidth", "--params", "5x", "--step-s", "1"), "--params: '5x' has the unknown unit 'x'"),
     (("bandwidth", "--params", "1e40", "--step-s", "1"), "--params: '1e40'"),
     (("bandwidth", "--params=-5", "--step-s", "1"), "'-5' is negative"),
     (("bandwidth", "--params", "5", "--step-s", "1"), "sync.num_fragments = 24"),
     (("bandwidth", "--params", "5e9", "--step-s", "soon"), "--step-s: 'soon' is not a time"),
-    ((*BANDWIDTH, "--utilisation", "1"), "--utilisation 1.0"),
-    ((*BANDWIDTH, "--utilisation", "nan"), "--utilisation nan"),
+    ((*BANDWIDTH, "--utilisation", "1"), "--utilisation 1: a share"),
+    ((*BANDWIDTH, "--utilisation", "nan"), "--utilisation: 'nan' is not a share"),
     ((*BANDWIDTH, "--codec", "int3"), "int3"),
     ((*BANDWIDTH, "--link", "5"), "--link: '5' has no unit"),
-    ((*BANDWIDTH, "--link", "0Gbit"), "--link: '0Gbit' must be above 0"),
+    ((*BANDWIDTH, "--link", "0Gbit"), "--link: '0Gbit' must be from 1kbit to 100Tbit"),
+    ((*BANDWIDTH, "--link", "1e6Tbit"), "--link: '1e6Tbit' must be from 1kbit to 100Tbit"),
+    ((*BANDWIDTH, "--run.learners", "4"), "--run.learners 4: --learners says 8; give one of the two"),
+    ((*BANDWIDTH, "--codec", "int4", "--wire.codec_up", "bf16"), "--wire.codec_up bf16: --codec says int4"),
+    (("bandwidth", "--params", "5e9", "--step-s", "1", "--run.learners", "1"), "--run.learners 1: links lie"),
     ((*BANDWIDTH, "--sites", "9"), "--sites 9: more than the 8 learners"),
     ((*BANDWIDTH, "--sites", "1"), "--sites: '1' must be from 2"),
     ((*BANDWIDTH, "--learners", "2.5"), "--learners: '2.5' is not a whole number"),
@@ -106,16 +202,25 @@ BAD = [
     (("run",), "--mbit: is needed"),
     (("run", "--mbit", "200"), "--step-s: is needed"),
     ((*RUN, "--mbit", "200,100"), "--mbit 200,100: 2 values for 4 learners"),
-    ((*RUN, "--mbit", "fast"), "--mbit fast: 'fast' is not a number"),
-    ((*RUN, "--mbit", "0"), "--mbit 0: each must be from"),
-    ((*RUN, "--step-s", "1,1,1,0"), "--step-s 1,1,1,0: each must be from"),
-    ((*RUN, "--rtt-ms", "1e9"), "--rtt-ms 1e9: each must be"),
-    ((*RUN, "--repair", "2h"), "--mtbf"),
-    ((*RUN, "--mtbf", "3m"), "--mtbf: '3m' has the unknown unit 'm'"),
-    ((*RUN, "--tensors", "3"), "--tensors: goes with --params"),
-    ((*RUN, "--params", "3", "--tensors", "9"), "--tensors 9: more than --params 3"),
+    ((*RUN, "--mbit", "fast"), "--mbit fast: 'fast' is not Mbit/s like 200"),
+    ((*RUN, "--mbit", "0"), "--mbit 0: '0' must be from 1kbit to 100Tbit"),
+    ((*RUN, "--mbit", "200M"), "--mbit 200M: '200M' has the unknown unit 'M': known are kbit, Mbit"),
+    ((*RUN, "--mbit", "2e8"), "--mbit 2e8: '2e8' must be from 1kbit to 100Tbit"),
+    ((*RUN, "--syncer-mbit", "1G"), "--syncer-mbit 1G: '1G' has the unknown unit 'G'"),
+    ((*RUN, "--rtt-ms", "1k"), "--rtt-ms 1k: '1k' has the unknown unit 'k': known are ms, s"),
+    ((*RUN, "--plan.mbit", "5"), "command line: unknown table [plan]"),
+    ((*RUN, "--step-s", "1,1,1,0"), "--step-s 1,1,1,0: '0' must be from"),
+    ((*RUN, "--rtt-ms", "1e9"), "--rtt-ms 1e9: '1e9' must be from 0 to 1h"),
+    ((*RUN, "--repair", "2h"), "--repair 2h: says how long an interruption takes; mtbi"),
+    ((*RUN, "--mtbf", "2d"), "did you mean --mtbi?"),
+    ((*RUN, "--mtbi", "3m"), "--mtbi 3m: '3m' has the unknown unit 'm'"),
+    ((*RUN, "--tensors", "3"), "--tensors 3: goes with params"),
+    ((*RUN, "--tensors", "2.5", "--params", "5"), "--tensors 2.5: '2.5' is not a whole number"),
+    ((*RUN, "--params", "3", "--tensors", "9"), "--params 3: fewer than the 9 tensors"),
+    ((*RUN, "--params", "3", "--genesis", "g"), "--params 3: --genesis g says how large the model is"),
     ((*RUN, "--params", "5e12"), "5e+12 parameters: one syncer holds at most 1e+11"),
     ((*RUN, "--genesis", "nowhere.safetensors"), "nowhere.safetensors: no such file"),
+    ((*RUN, "--genesis", "."), ".: is a directory; name the safetensors file"),
     ((*RUN, "--config", "nowhere.toml"), "nowhere.toml"),
     ((*RUN, "--model.preset", "9m"), "model.preset = '9m'"),
     ((*RUN, "--sync.quorum", "5"), "sync.quorum = 5: more than the 4 learners"),

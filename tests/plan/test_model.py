@@ -38,4 +38,11 @@ def test_a_file_that_is_none_is_refused(tmp_path):
 
 def test_a_size_alone_is_even():
     layout = model.even(1000, 7)
-    assert len(layout.tensors) == 7 and {t.size for t in layout.tensors} == {143}
+    assert len(layout.tensors) == 7 and {t.size for t in layout.tensors} == {142, 143}
+    assert layout.param_count == 1000
+    assert model.even(5e9, 24).param_count == 5 * 10**9
+
+
+def test_a_directory_is_refused_as_one(tmp_path):
+    with pytest.raises(ModelError, match="is a directory; name the safetensors file"):
+        model.of_file(tmp_path)

@@ -133,6 +133,58 @@ def test_what_is_suggested_gets_through(plan):
     assert again == {k: v for k, v in before["suggested"].items() if k != "why"} and not after["suggested"]["why"]
 
 
+LIMIT = 10**6  # of sync.sync_every
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        (plan_of(rates=(1e4,) * 4, steps=(0.01,) * 4, params=5e9), "the links of 2 learners, the quorum, cannot carry"),
+        (plan_of(rates=(1e4,), steps=(0.01,), params=5e9), "the links of 1 learner, the quorum, cannot carry"),
+        (plan_of(rates=(1e14,) * 4, steps=(1e-4,) * 4, params=1e11), "one syncer cannot merge this model"),
+    ],
+)
+def test_what_no_run_can_carry_is_said_and_nothing_is_suggested(plan, named):
+    told = report(plan)
+    assert told["suggested"] == {} and told["goodput"] == 0
+    assert all(x["goodput"] == 0 for phase in told["phases"] for x in phase["learners"])
+    assert named in told["warnings"][0] and "sync.sync_every is 1,000,000 at most" in told["warnings"][0]
+    close = [line for line in told["warnings"] if "sync.close_timeout_s" in line]
+    assert all("set it to" not in line for line in close)
+
+
+def test_links_as_much_faster_as_was_said_do_carry_it():
+    cycle = 24 * FRAGMENT_BITS
+    for rate, is_carried in ((cycle / (0.801 * LIMIT), False), (cycle / (0.799 * LIMIT), True)):
+        told = report(plan_of(rates=(rate,) * 4))
+        assert bool(told["suggested"]) == is_carried == (told["goodput"] == 1)
+        assert any("cannot carry" in line for line in told["warnings"]) != is_carried
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e5, 1e7, 1e9])
+@pytest.mark.parametrize("params", [1e6, 1e9, 1e11])
+@pytest.mark.parametrize("learners", [1, 4])
+def test_nothing_suggested_is_refused(rate, params, learners):
+    steps = (0.01, 1.0, 1.0, 3.0)[:learners]
+    plan = plan_of(rates=(rate,) * learners, steps=steps, params=params, tensors=300, sync__policy="warm")
+    suggested = report(plan)["suggested"]
+    if suggested:
+        apply(plan, suggested)  # validates
+        assert max(suggested["sync.sync_every"], suggested["sync.warm_every"]) <= LIMIT
+
+
+def test_a_delay_that_h_cuts_short_is_not_said_to_fit():
+    chosen = report(plan_of(rates=(1e6,), steps=(1.0,), tensors=1))["suggested"]  # up and down of all of it at once
+    assert "sync.fragment_sync_delay = 24, not 2: as long as H allows" in chosen["why"]
+
+
+def test_more_tensors_than_fragments_there_may_be():
+    plan = plan_of(tensors=10_001, sync__sync_every=50_000)
+    suggested = report(plan)["suggested"]
+    assert suggested["sync.num_fragments"] == 10_000
+    apply(plan, suggested)
+
+
 def test_what_works_is_left_as_it_is():
     told = report(plan_of())
     assert told["suggested"]["why"] == [] and told["warnings"] == [] and told["goodput"] == 1
@@ -166,6 +218,13 @@ SAID = [
 def test_contradictions_are_said_in_one_line(settings, named):
     said = [line for line in report(plan_of(**settings))["warnings"] if named in line]
     assert len(said) == 1 and "\n" not in said[0]
+
+
+def test_one_learner_and_many_are_said_as_such():
+    one = " ".join(report(plan_of(rates=(1e5,), steps=(1.0,)))["warnings"])
+    assert "the links of 1 learner, the quorum" in one and "learner-0 needs" in one
+    many = " ".join(report(plan_of(rates=(1e5,) * 8, steps=(1.0,) * 8))["warnings"])
+    assert "8 learners (learner-0 to learner-7) need" in many and "takes 8 learners" in many
 
 
 def test_one_large_tensor_is_named():

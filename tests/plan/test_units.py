@@ -2,7 +2,7 @@
 
 import pytest
 
-from skerry.plan.units import bits_per_s, count, seconds, size
+from skerry.plan.units import bits_per_s, count, counted, days, mbit_per_s, milliseconds, number, seconds, share, size
 
 READ = [
     (count, "1200", 1200),
@@ -22,6 +22,18 @@ READ = [
     (bits_per_s, "5Gbit", 5e9),
     (bits_per_s, "5Gbit/s", 5e9),
     (bits_per_s, "1.5e3 kbit", 1.5e6),
+    (mbit_per_s, "200", 200e6),
+    (mbit_per_s, "200Mbit", 200e6),
+    (mbit_per_s, "1Gbit/s", 1e9),
+    (milliseconds, "50", 0.05),
+    (milliseconds, "50ms", 0.05),
+    (milliseconds, "0.2s", 0.2),
+    (days, "5", 5),
+    (days, "5d", 5),
+    (days, "12h", 0.5),
+    (share, "0.1", 0.1),
+    (share, "10%", 0.1),
+    (number, "0.5", 0.5),
 ]
 
 REFUSED = [
@@ -41,6 +53,18 @@ REFUSED = [
     (bits_per_s, "5", "has no unit"),
     (bits_per_s, "5GB", "unknown unit 'GB'"),
     (bits_per_s, "fast", "'fast' is not a rate"),
+    (
+        mbit_per_s,
+        "200M",
+        "unknown unit 'M': known are kbit, Mbit, Gbit, Tbit; write Mbit/s like 200, or 200Mbit or 1Gbit",
+    ),
+    (mbit_per_s, "1G", "unknown unit 'G'"),
+    (mbit_per_s, "5MB", "unknown unit 'MB'"),
+    (milliseconds, "1k", "unknown unit 'k'"),
+    (days, "1k", "unknown unit 'k': known are ms, s, min, h, d, w, y; write days like 30, or 30d"),
+    (share, "1k", "unknown unit 'k': known are %; write a share like 0.1 or 10%"),
+    (number, "2x", "'2x' has the unknown unit 'x': write a plain number like 1 or 0.5"),
+    (number, "2k", "unknown unit 'k'"),
 ]
 
 
@@ -54,6 +78,10 @@ def test_what_nobody_can_read_is_refused_by_name(read, text, reason):
     with pytest.raises(ValueError) as refused:
         read(text)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_one_is_not_many():
+    assert [counted(n, "learner") for n in (0, 1, 2)] == ["0 learners", "1 learner", "2 learners"]
 
 
 def test_bytes_for_people():

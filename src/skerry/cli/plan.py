@@ -10,7 +10,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -24,12 +24,11 @@ from skerry.plan.run import report
 from skerry.plan.syncs import Failures, Island, Plan
 from skerry.train.shapes import shape_of
 
-PARAMS_MAX = 1e15
 RUN_PARAMS_MAX = 10**11  # a syncer is one process and holds 12 bytes of each
-STEP_S_MAX = 86400.0
 SITES_MAX = 10**5
-TENSORS_MAX = 10**6
+LEARNERS = 8
 UTILISATION = 0.95
+RTT_MS = "50"
 
 
 def run(words: Sequence[str]) -> int:
@@ -43,37 +42,44 @@ def run(words: Sequence[str]) -> int:
     raise AssertionError(words)
 
 
-def _reader(read: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
-    """An argparse type whose complaint says why; `low` itself is too little."""
+def _whole(text: str) -> int:
+    try:
+        return cli.whole(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a whole number") from None
 
-    def convert(text: str) -> float:
+
+class Kind(NamedTuple):
+    """What an option takes."""
+
+    read: Callable[[str], float]
+    low: float
+    high: float
+    limits: str  # for people
+
+    def value(self, text: str) -> float:
+        value = self.read(text)
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{text!r} must be from {self.limits}")
+        return value
+
+    def typed(self, text: str) -> float:
+        """As an argparse type, whose complaint says why."""
         try:
-            value = read(text)
+            return self.value(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        if not low < value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be above {low:g} and at most {high:g}")
-        return value
-
-    return convert
 
 
-def _between(low: int, high: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = cli.whole(text)
-        except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be from {low} to {high}")
-        return value
-
-    return convert
+def _between(low: int, high: int) -> Kind:
+    return Kind(_whole, low, high, f"{low} to {high}")
 
 
-_params = _reader(units.count, 0, PARAMS_MAX)
-_step_s = _reader(units.seconds, 0, STEP_S_MAX)
-_time = _reader(units.seconds, 0, 1e11)
+PARAMS = Kind(units.count, 1, 1e15, "1 to 1e15")
+STEP_S = Kind(units.seconds, 1e-6, 86400, "1e-6 s to 1d")
+LINK = Kind(units.bits_per_s, 1e3, 1e14, "1kbit to 100Tbit")
+SHARE = Kind(units.share, 0, 1, "0 to 1")
+MBIT = LINK._replace(read=units.mbit_per_s)
 
 
 # ---------------------------------------------------------------------------------------------- bandwidth
@@ -85,13 +91,17 @@ def _bandwidth(words: Sequence[str]) -> int:
         description="Gbit/s each site needs, data-parallel and with Skerry, or the utilisation a link gives.",
         epilog="Any key of the configuration is an option: --sync.sync_every 48",
     )
-    p.add_argument("--params", type=_params, metavar="N", help="of the model: 5e9, 5B, 300M")
-    p.add_argument("--step-s", type=_step_s, metavar="T", help="a step's arithmetic: 1, 500ms")
-    p.add_argument("--sites", type=_between(2, SITES_MAX), metavar="N", help="(default: one a learner)")
-    p.add_argument("--learners", type=_between(2, 4096), metavar="M", help="spread over the sites (default 8)")
+    p.add_argument("--params", type=PARAMS.typed, metavar="N", help="of the model: 5e9, 5B, 300M")
+    p.add_argument("--step-s", type=STEP_S.typed, metavar="T", help="a step's arithmetic: 1, 500ms")
+    p.add_argument("--sites", type=_between(2, SITES_MAX).typed, metavar="N", help="(default: one a learner)")
+    p.add_argument(
+        "--learners", type=_between(2, 4096).typed, metavar="M", help=f"spread over the sites (default {LEARNERS})"
+    )
     p.add_argument("--codec", choices=CODECS, help="both ways (default int4); else --wire.codec_up, --wire.codec_down")
-    p.add_argument("--utilisation", type=float, metavar="U", help=f"share of time in steps (default {UTILISATION})")
-    p.add_argument("--link", type=_reader(units.bits_per_s, 0, 1e18), metavar="RATE", help="of a site: 200Mbit, 5Gbit")
+    p.add_argument(
+        "--utilisation", type=SHARE.typed, metavar="U", help=f"share of time in steps (default {UTILISATION})"
+    )
+    p.add_argument("--link", type=LINK.typed, metavar="RATE", help="of a site: 200Mbit, 5Gbit")
     p.add_argument("--paper", action="store_true", help="recompute the paper's Table 13 instead")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
@@ -119,20 +129,30 @@ def _question(
         if getattr(options, name) is None:
             option = name.replace("_", "-")
             raise cli.Refusal(f"--{option}: is needed, for example --params 5e9 --step-s 1 (or --paper)")
-    learners = 8 if options.learners is None else options.learners
+    config = _asked_config(options, overrides)
+    learners = config.run.learners
     sites = learners if options.sites is None else options.sites
     utilisation = UTILISATION if options.utilisation is None else options.utilisation
     if not 0 < utilisation < 1:
-        raise cli.Refusal(f"--utilisation {utilisation}: a share between 0 and 1, like 0.95")
+        raise cli.Refusal(f"--utilisation {utilisation:g}: a share between 0 and 1, like 0.95")
     if sites > learners:
         raise cli.Refusal(f"--sites {sites}: more than the {learners} learners (--learners) that could be at them")
-    flags = {"run.learners": learners, "wire.codec_up": options.codec, "wire.codec_down": options.codec}
-    given = [(key, value) for key, value in flags.items() if value is not None]
-    config = _valid(configs.resolve(configs.default(), None, [*given, *overrides]))
     if config.sync.num_fragments > options.params:
         raise cli.Refusal(f"--params {options.params:g}: fewer than sync.num_fragments = {config.sync.num_fragments}")
     question = bandwidth.Question(options.params, options.step_s, sites, learners, utilisation, options.link)
     return question, config
+
+
+def _asked_config(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> configs.Config:
+    flags = {"run.learners": "learners", "wire.codec_up": "codec", "wire.codec_down": "codec"}
+    given = {key: getattr(options, name) for key, name in flags.items() if getattr(options, name) is not None}
+    for key, value in overrides:
+        if given.get(key, value) != value:
+            raise cli.Refusal(f"--{key} {value}: --{flags[key]} says {given[key]}; give one of the two")
+    config = _valid(configs.resolve(configs.default(), None, [("run.learners", LEARNERS), *given.items(), *overrides]))
+    if config.run.learners < 2:
+        raise cli.Refusal(f"--run.learners {config.run.learners}: links lie between 2 learners or more")
+    return config
 
 
 def _valid(config: configs.Config) -> configs.Config:
@@ -198,90 +218,136 @@ def _print_paper(told: dict[str, Any]) -> None:
 def _run(words: Sequence[str]) -> int:
     p = cli.Parser(
         prog="skerry plan run",
-        description="A configuration on concrete links. A list has one value for all learners, or one for each.",
+        description="A configuration on concrete links. A list has one value for all learners, or one for each. All "
+        "from --genesis to --repair may stand in the file's table [plan] instead: mbit = [200, 200, 50]; options win.",
         epilog="Any key of the configuration is an option: --sync.quorum 2",
     )
-    p.add_argument("--config", type=Path, metavar="FILE", help="TOML file, as skerry syncer takes it")
+    p.add_argument("--config", type=Path, metavar="FILE", help="TOML file, as skerry syncer takes it, and [plan] in it")
     p.add_argument("--preset", choices=sorted(configs.PRESETS), default="default")
-    p.add_argument("--genesis", type=Path, metavar="FILE", help="your model's safetensors; only its header is read")
-    p.add_argument("--params", type=_params, metavar="N", help="your model's size, where there is no genesis yet")
-    p.add_argument("--tensors", type=_between(1, TENSORS_MAX), metavar="N", help="with --params (default: P)")
-    p.add_argument("--mbit", metavar="LIST", help="links in Mbit/s, each way: 200 or 200,200,50")
-    p.add_argument("--rtt-ms", metavar="LIST", default="50", help="round trips to the syncer (default 50)")
-    p.add_argument("--step-s", metavar="LIST", help="seconds a step takes (default: learner.step_s)")
-    p.add_argument("--syncer-mbit", type=_reader(units.count, 0, 1e12), metavar="RATE", help="its link, shared by all")
-    p.add_argument("--mtbf", type=_time, metavar="TIME", help="between a learner's failures: 2d (default: none)")
-    p.add_argument("--repair", type=_time, metavar="TIME", help="until a failed learner is back: 10min")
+    p.add_argument("--genesis", metavar="FILE", help="your model's safetensors; only its header is read")
+    p.add_argument("--params", metavar="N", help="your model's size, where there is no genesis yet")
+    p.add_argument("--tensors", metavar="N", help="with --params (default: P)")
+    p.add_argument("--mbit", metavar="LIST", help="links in Mbit/s, each way: 200 or 200,200,50 or 1Gbit")
+    p.add_argument("--rtt-ms", metavar="LIST", help=f"round trips to the syncer (default {RTT_MS})")
+    p.add_argument("--step-s", metavar="LIST", help="seconds a step takes: 0.5 or 500ms (default: learner.step_s)")
+    p.add_argument("--syncer-mbit", metavar="RATE", help="its link, shared by all: 1000 or 1Gbit (default: no bound)")
+    p.add_argument("--mtbi", metavar="TIME", help="of a learner, between interruptions: 2d (default: none)")
+    p.add_argument("--repair", metavar="TIME", help="until an interrupted learner is back: 10min (default 0)")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
     return _tell(report(_plan(options, overrides)), options.json, _print_run)
 
 
+ASKED = {  # options of `plan run` that [plan] of its file may say, too; besides genesis, a path
+    "params": PARAMS,
+    "tensors": _between(1, 10**6),
+    "mbit": MBIT,
+    "rtt_ms": Kind(units.milliseconds, 0, 3600, "0 to 1h"),
+    "step_s": STEP_S,
+    "syncer_mbit": MBIT,
+    "mtbi": Kind(units.seconds, 1, 1e11, "1s to 3000y"),
+    "repair": Kind(units.seconds, 0, 1e11, "0 to 3000y"),
+}
+
+
+class Word(NamedTuple):
+    """What was asked, and the place, for a refusal to name."""
+
+    place: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.text}"
+
+
 def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> Plan:
     config = _valid(configs.resolve(configs.PRESETS[options.preset](), options.config, overrides))
-    learners = config.run.learners
-    if options.mbit is None:
-        raise cli.Refusal("--mbit: is needed, the learners' links in Mbit/s, for example --mbit 200 or --mbit 200,50")
-    if options.step_s is None and not config.learner.step_s:
-        raise cli.Refusal("--step-s: is needed, seconds a step takes (or learner.step_s in the configuration)")
-    rates = _list("--mbit", options.mbit, learners, units.count, 1e-6, 1e12)
-    rtts = _list("--rtt-ms", options.rtt_ms, learners, units.count, 0.0, 1e7)
-    step_s = options.step_s if options.step_s is not None else str(config.learner.step_s)
-    steps = _list("--step-s", step_s, learners, units.seconds, 1e-6, STEP_S_MAX)
-    if options.repair is not None and options.mtbf is None:
-        raise cli.Refusal("--repair: says how long a failure takes; --mtbf, how often there is one, is missing")
+    asked = _asked(options)
+    asked.setdefault("rtt_ms", Word("--rtt-ms", RTT_MS))
+    if config.learner.step_s:
+        asked.setdefault("step_s", Word("learner.step_s =", str(config.learner.step_s)))
+    if "mbit" not in asked:
+        raise cli.Refusal("--mbit: is needed, the learners' links: --mbit 200 or 200,50, or mbit = 200 under [plan]")
+    if "step_s" not in asked:
+        raise cli.Refusal("--step-s: is needed, seconds a step takes: --step-s 0.5, or step_s = 0.5 under [plan]")
+    if "repair" in asked and "mtbi" not in asked:
+        raise cli.Refusal(
+            f"{asked['repair']}: says how long an interruption takes; mtbi, how often one comes, is missing"
+        )
+    rates, rtts, steps = (_each(asked, name, config.run.learners) for name in ("mbit", "rtt_ms", "step_s"))
     islands = tuple(
-        Island(f"learner-{i}", step, 1e6 * rate, rtt / 1e3)
+        Island(f"learner-{i}", step, rate, rtt)
         for i, (step, rate, rtt) in enumerate(zip(steps, rates, rtts, strict=True))
     )
-    failures = None if options.mtbf is None else Failures(options.mtbf, options.repair or 0.0)
-    syncer = math.inf if options.syncer_mbit is None else 1e6 * options.syncer_mbit
-    layout = _layout(options, config)
+    failures = Failures(_one(asked, "mtbi"), _one(asked, "repair", 0.0)) if "mtbi" in asked else None
+    return Plan(config, _layout(asked, config), islands, failures, _one(asked, "syncer_mbit", math.inf))
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Word]:
+    """What the options say and, where they are silent, [plan] of the file."""
+    known = ("genesis", *ASKED)
+    table = {} if options.config is None else configs.plan_table(options.config, known)
+    asked = {}
+    for name, value in table.items():
+        values = value if isinstance(value, list) else [value]
+        asked[name] = Word(f"{options.config}: plan.{name} =", ",".join(map(str, values)))
+    given = {name: getattr(options, name) for name in known if getattr(options, name) is not None}
+    for one, others in (("genesis", ("params", "tensors")), ("params", ("genesis",))):
+        if one in given:  # one model instead of the other
+            asked = {name: word for name, word in asked.items() if name not in others}
+    return asked | {name: Word(f"--{name.replace('_', '-')}", text) for name, text in given.items()}
+
+
+def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
+    if "genesis" in asked and "params" in asked:
+        raise cli.Refusal(f"{asked['params']}: {asked['genesis']} says how large the model is; give one of the two")
+    if "tensors" in asked and "params" not in asked:
+        raise cli.Refusal(f"{asked['tensors']}: goes with params, the model's size")
+    if "genesis" in asked:
+        layout = model.of_file(Path(asked["genesis"].text))
+    elif "params" in asked:
+        params, tensors = _one(asked, "params"), int(_one(asked, "tensors", config.sync.num_fragments))
+        if tensors > params:
+            raise cli.Refusal(f"{asked['params']}: fewer than the {units.counted(tensors, 'tensor')} they would be in")
+        layout = model.even(params, tensors)
+    else:
+        layout = model.built_in(shape_of(config.model))
     if layout.param_count > RUN_PARAMS_MAX:
         raise cli.Refusal(
             f"{layout.param_count:.3g} parameters: one syncer holds at most {RUN_PARAMS_MAX:.0e} "
             "(it has 12 bytes of each in memory)"
         )
-    return Plan(config, layout, islands, failures, syncer)
+    return layout
 
 
-def _layout(options: argparse.Namespace, config: configs.Config) -> Layout:
-    if options.genesis is not None and options.params is not None:
-        raise cli.Refusal("--params: --genesis says how large the model is; give one of the two")
-    if options.tensors is not None and options.params is None:
-        raise cli.Refusal("--tensors: goes with --params")
-    if options.genesis is not None:
-        return model.of_file(options.genesis)
-    if options.params is None:
-        return model.built_in(shape_of(config.model))
-    tensors = options.tensors or config.sync.num_fragments
-    if tensors > options.params:
-        raise cli.Refusal(f"--tensors {tensors}: more than --params {options.params:g}")
-    return model.even(options.params, tensors)
+def _one(asked: dict[str, Word], name: str, default: float = math.nan) -> float:
+    return _read(name, asked[name], asked[name].text) if name in asked else default
 
 
-def _list(
-    name: str, text: str, learners: int, read: Callable[[str], float], low: float, high: float
-) -> Sequence[float]:
+def _each(asked: dict[str, Word], name: str, learners: int) -> list[float]:
+    """A value for each learner: as listed, or the one for all."""
+    values = [_read(name, asked[name], text) for text in asked[name].text.split(",")]
+    if len(values) not in (1, learners):
+        raise cli.Refusal(
+            f"{asked[name]}: {len(values)} values for {units.counted(learners, 'learner')} (run.learners)"
+        )
+    return values * learners if len(values) == 1 else values
+
+
+def _read(name: str, word: Word, text: str) -> float:
     try:
-        values = [read(word) for word in text.split(",")]
+        return ASKED[name].value(text)
     except ValueError as error:
-        raise cli.Refusal(f"{name} {text}: {error}") from None
-    if not all(low <= value <= high for value in values):
-        raise cli.Refusal(f"{name} {text}: each must be from {low:g} to {high:g}")
-    if len(values) == 1:
-        return values * learners
-    if len(values) != learners:
-        raise cli.Refusal(f"{name} {text}: {len(values)} values for {learners} learners (run.learners)")
-    return values
+        raise cli.Refusal(f"{word}: {error}") from None
 
 
 def _print_run(told: dict[str, Any]) -> None:
     console = Console()
     f, memory, disk = told["fragments"], told["memory"], told["disk"]
     console.print(
-        f"{told['params']:,} parameters in {told['tensors']} tensors, {told['learners']} learners, quorum "
-        f"{told['quorum']}; {f['count']} fragments of {f['smallest']:,} to {f['largest']:,}, the largest "
+        f"{told['params']:,} parameters in {units.counted(told['tensors'], 'tensor')}, "
+        f"{units.counted(told['learners'], 'learner')}, quorum {told['quorum']}; "
+        f"{units.counted(f['count'], 'fragment')} of {f['smallest']:,} to {f['largest']:,}, the largest "
         f"{units.size(f['payload_bytes_up'])} up and {units.size(f['payload_bytes_down'])} down"
     )
     table = _table("phase", "of run", "H", "H really", "limit", "up/step", "down/step", "sync, steps", "fits τ")
@@ -309,9 +375,9 @@ def _print_run(told: dict[str, Any]) -> None:
     table.add_row("disk, written in an hour", units.size(disk["written_per_hour"]), "")
     console.print(table)
     console.print(f"expected goodput {told['goodput']:.1%}; a quorum is there {told['quorum_share']:.2%} of the time")
-    suggested = {key: value for key, value in told["suggested"].items() if key != "why"}
-    console.print("suggested: " + " ".join(f"--{key} {value}" for key, value in suggested.items()), soft_wrap=True)
-    for line in told["suggested"]["why"]:
+    suggested = [f"--{key} {value}" for key, value in told["suggested"].items() if key != "why"]
+    console.print("suggested: " + (" ".join(suggested) or "nothing, see the first warning"), soft_wrap=True)
+    for line in told["suggested"].get("why", []):
         console.print(f"  {line}", soft_wrap=True)
     for line in told["warnings"]:
         console.print(f"[yellow]warning:[/] {line}", soft_wrap=True)

@@ -3,6 +3,7 @@
 Suggestions change as little as possible: what is configured stays where it works. First a smaller codec (not below
 int4: what is coarser costs quality that nobody has planned for), then a longer H; links and the syncer are planned to
 be busy for ROOM of the time at most. P = H, as far as there are tensors: one fragment a step is the smoothest traffic.
+Nothing is suggested that `config.validate` would refuse.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK
 from skerry.core.schedule import WARM
 from skerry.plan.bandwidth import periods
-from skerry.plan.syncs import Plan, Stretch, Sync, sizes_of, stretch
-from skerry.plan.units import size
+from skerry.plan.syncs import Island, Plan, Stretch, Sync, sizes_of, stretch
+from skerry.plan.units import counted, size
 
 ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
 EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
 LONG_JOIN_S = 600.0
 MANY = 10**8  # parameters, from which recorded contributions fill a disk
+EVERY_MAX = configs.most("sync.sync_every")
+FRAGMENTS_MAX = configs.most("sync.num_fragments")
+CLOSE_S_MAX = configs.most("sync.close_timeout_s")
 
 
 def suggest(plan: Plan, stretches: Sequence[Stretch]) -> dict[str, Any]:
-    """Configuration keys with values that fit, and why, where they are not the configured ones."""
-    sync, wire = plan.config.sync, plan.config.wire
-    up, down = wire.codec_up, wire.codec_down
+    """Configuration keys with values that fit, and why, where they are not the configured ones; {} where none would."""
+    sync = plan.config.sync
     first, steady = stretches[0], stretches[-1]
-    while _link_steps(plan, steady, up, down) > ROOM * sync.sync_every and (up in NARROWER or down in NARROWER):
-        if _bytes(up) >= _bytes(down):
-            up = NARROWER[up]
-        else:
-            down = NARROWER[down]
+    up, down = _codecs(plan, steady)
     every = _every(sync.sync_every, plan, steady, up, down)
+    if every > EVERY_MAX:
+        return {}
     warm_every = sync.warm_every
     if first.period.phase == WARM:
         warm_every = min(every, _every(sync.warm_every, plan, first, up, down))
     chosen: dict[str, Any] = {
-        "sync.num_fragments": min(every, len(plan.layout.tensors)),
+        "sync.num_fragments": min(every, len(plan.layout.tensors), FRAGMENTS_MAX),
         "sync.sync_every": every,
         "sync.warm_every": warm_every,
         "sync.fragment_sync_delay": sync.fragment_sync_delay,
@@ -53,6 +54,18 @@ def suggest(plan: Plan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     }
     chosen["sync.fragment_sync_delay"] = _delay(_with(plan, chosen))
     return chosen | {"why": list(_why(plan, chosen))}
+
+
+def _codecs(plan: Plan, at: Stretch) -> tuple[configs.Codec, configs.Codec]:
+    """Up and down: the configured ones, or as narrow as the links ask for."""
+    up, down = plan.config.wire.codec_up, plan.config.wire.codec_down
+    room = ROOM * plan.config.sync.sync_every
+    while _link_steps(plan, at, up, down) > room and (up in NARROWER or down in NARROWER):
+        if _bytes(up) >= _bytes(down):
+            up = NARROWER[up]
+        else:
+            down = NARROWER[down]
+    return up, down
 
 
 def _bytes(codec: str) -> int:
@@ -68,8 +81,11 @@ def _link_steps(plan: Plan, at: Stretch, up: str, down: str) -> float:
 
 def _every(configured: int, plan: Plan, at: Stretch, up: str, down: str) -> int:
     """The least H, from the configured one up, at which links and syncer have room."""
-    steps = max(_link_steps(plan, at, up, down), at.bounds["syncer"] / plan.step_s)
-    return max(configured, math.ceil(steps / ROOM))
+    return max(configured, math.ceil(max(_busy_steps(plan, at, up, down).values()) / ROOM))
+
+
+def _busy_steps(plan: Plan, at: Stretch, up: str, down: str) -> dict[str, float]:
+    return {"links": _link_steps(plan, at, up, down), "syncer": at.bounds["syncer"] / plan.step_s}
 
 
 def _quorum(plan: Plan) -> int | float:
@@ -92,11 +108,12 @@ def _with(plan: Plan, chosen: dict[str, Any]) -> Plan:
 
 
 def _why(plan: Plan, chosen: dict[str, Any]) -> Iterator[str]:
+    is_longest = chosen["sync.fragment_sync_delay"] == chosen["sync.sync_every"]
     reasons = {
         "sync.num_fragments": "one fragment a step is the smoothest traffic, as far as there are tensors",
         "sync.sync_every": f"the least at which links and syncer are busy no more than {ROOM:.0%} of the time",
         "sync.warm_every": "the warm phase, too, must get through",
-        "sync.fragment_sync_delay": "the syncs of a quorum fit under it",
+        "sync.fragment_sync_delay": "as long as H allows" if is_longest else "the syncs of a quorum fit under it",
         "sync.quorum": "so many learners step at half the best pace or more",
         "wire.codec_up": "the links of a quorum cannot carry more in time",
         "wire.codec_down": "the links of a quorum cannot carry more in time",
@@ -112,7 +129,32 @@ def _why(plan: Plan, chosen: dict[str, Any]) -> Iterator[str]:
 
 
 def warnings(plan: Plan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> list[str]:
-    return [*_of_config(plan, sizes), *_of_fragments(plan, sizes), *_of_syncs(plan, stretches), *_of_ends(plan, sizes)]
+    return [
+        *_of_limits(plan, stretches[-1]),
+        *_of_config(plan, sizes),
+        *_of_fragments(plan, sizes),
+        *_of_syncs(plan, stretches),
+        *_of_ends(plan, sizes),
+    ]
+
+
+def _of_limits(plan: Plan, steady: Stretch) -> Iterator[str]:
+    up, down = _codecs(plan, steady)
+    every = _every(1, plan, steady, up, down)
+    if every <= EVERY_MAX:
+        return
+    busy = _busy_steps(plan, steady, up, down)
+    who = max(busy, key=lambda name: busy[name])
+    what = {
+        "links": f"the links of {counted(plan.quorum, 'learner')}, the quorum, cannot carry this model",
+        "syncer": "one syncer cannot merge this model so fast (an estimate: one busy core)",
+    }[who]
+    remedy = {"links": f"links {every / EVERY_MAX:.3g} times as fast, ", "syncer": ""}[who]
+    yield (
+        f"{what}: with codecs {up} up and {down} down, once through takes {busy[who]:,.0f} steps "
+        f"({busy[who] * plan.step_s / 86400:.3g} days), and sync.sync_every is {EVERY_MAX:,} at most; no goodput is "
+        f"expected and nothing suggested: it needs {remedy}longer steps or a smaller model"
+    )
 
 
 def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
@@ -154,8 +196,8 @@ def _of_fragments(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
     asked, tensors = plan.config.sync.num_fragments, plan.layout.tensors
     if asked > len(tensors):
         yield (
-            f"sync.num_fragments = {asked}, but the model has {len(tensors)} tensors and a tensor is never cut: "
-            f"there will be {len(sizes)} fragments"
+            f"sync.num_fragments = {asked}, but the model has {counted(len(tensors), 'tensor')} and a tensor is never "
+            f"cut: there will be {counted(len(sizes), 'fragment')}"
         )
     biggest = max(tensors, key=lambda t: t.size)
     if max(sizes) > EVEN * sum(sizes) / len(sizes):
@@ -179,23 +221,23 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
                 "but the versions adopted are that old"
             )
         if at.period_s > 1.05 * at.bounds["steps"]:
-            yield f"{where} H becomes {at.period_s / plan.step_s:.0f} at least: {_reason(at, plan)}"
+            yield f"{where} H becomes {at.period_s / plan.step_s:,.0f} at least: {_reason(at, plan)}"
         if stale := [s for s in at.syncs if s.behind > plan.config.sync.stale_versions_max]:
             yield (
                 f"{where} {_names(stale)} cannot keep up: {stale[0].behind:.0f} versions pass while the model "
                 f"comes in, more than sync.stale_versions_max = {plan.config.sync.stale_versions_max}, so all of that "
                 "work is given up; a longer H, a smaller codec or a better link is needed"
             )
-        slow = [s for s in at.syncs if s.behind and s not in stale]
-        if slow:
-            yield f"{where} {_names(slow)} gets whole fragments, not deltas: its link is too slow for every version"
+        if slow := [s for s in at.syncs if s.behind and s not in stale]:
+            get = "gets" if len(slow) == 1 else "get"
+            yield f"{where} {_names(slow)} {get} whole fragments, not deltas: too slow a link for every version"
 
 
 def _reason(at: Stretch, plan: Plan) -> str:
     return {
-        "links": f"the links of {plan.quorum} learners, the quorum, carry the model no faster",
+        "links": f"the links of {counted(plan.quorum, 'learner')}, the quorum, carry the model no faster",
         "syncer": "the syncer merges and writes no faster (an estimate: one busy core)",
-        "rounds": f"only {at.rounds} rounds may be open at once and each waits that long for its quorum",
+        "rounds": f"only {counted(at.rounds, 'round')} may be open at once and each waits that long for its quorum",
     }[at.limit]
 
 
@@ -203,14 +245,18 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
     c, whole = plan.config, 32 * sum(sizes)
     if late := [i for i in plan.islands if whole / plan.rate(i) > c.sync.close_timeout_s]:
         needed = max(whole / plan.rate(i) for i in late)
-        yield (
-            f"at the end the last work goes up in float32, which takes {', '.join(i.name for i in late)} up to "
-            f"{needed:,.0f} s, but sync.close_timeout_s = {c.sync.close_timeout_s:g}: it would be lost; "
-            f"set it to {math.ceil(2 * needed)}"
+        enough = math.ceil(2 * needed)
+        remedy = (
+            f"set it to {enough}" if enough <= CLOSE_S_MAX else f"it is {CLOSE_S_MAX:,} at most, which is too short"
         )
-    slow = {i.name: whole / plan.rate(i) for i in plan.islands if whole / plan.rate(i) > LONG_JOIN_S}
-    if slow:
-        yield f"{', '.join(slow)} needs {max(slow.values()) / 60:,.0f} minutes to load the model at each start"
+        yield (
+            f"at the end the last work goes up in float32, which takes {_named(late)} up to "
+            f"{needed:,.0f} s, but sync.close_timeout_s = {c.sync.close_timeout_s:g}: it would be lost; {remedy}"
+        )
+    if slow := [i for i in plan.islands if whole / plan.rate(i) > LONG_JOIN_S]:
+        need = "needs" if len(slow) == 1 else "need"
+        longest = max(whole / plan.rate(i) for i in slow)
+        yield f"{_named(slow)} {need} {longest / 60:,.0f} minutes to load the model at each start"
     if plan.failures and any(whole / plan.rate(i) >= plan.failures.every_s for i in plan.islands):
         yield "some learner fails more often than it can load the model: it adds nothing"
     if c.store.record == "full" and sum(sizes) > MANY:
@@ -218,5 +264,9 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def _names(syncs: Sequence[Sync]) -> str:
-    names = [s.island.name for s in syncs]
+    return _named([s.island for s in syncs])
+
+
+def _named(islands: Sequence[Island]) -> str:
+    names = [island.name for island in islands]
     return ", ".join(names) if len(names) <= 4 else f"{len(names)} learners ({names[0]} to {names[-1]})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -35,13 +34,15 @@ def built_in(shape: Shape) -> Layout:
 
 
 def even(params: float, tensors: int) -> Layout:
-    """A model known by its size alone: as many equal tensors."""
-    size = math.ceil(params / tensors)
-    return layout_of(Tensor(f"tensor-{i:06d}", (size,)) for i in range(tensors))
+    """A model known by its size alone: as many tensors, equal to one parameter."""
+    size, more = divmod(round(params), tensors)
+    return layout_of(Tensor(f"tensor-{i:06d}", (size + (i < more),)) for i in range(tensors))
 
 
 def of_file(path: Path) -> Layout:
     """The layout of a genesis file, from its header."""
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory; name the safetensors file in it")
     try:
         with safe_open(path, framework="numpy") as file:
             said = (file.metadata() or {}).get(METADATA)

@@ -1,4 +1,7 @@
-"""The plan of a concrete run, all of it, as numbers and sentences."""
+"""The plan of a concrete run, all of it, as numbers and sentences.
+
+Where no H that a run may have leaves the links or the syncer room, nothing is suggested and no goodput is expected.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from skerry.plan.syncs import Plan, Stretch, goodput, goodput_of, join_s, quorum
 def report(plan: Plan) -> dict[str, Any]:
     sizes = sizes_of(plan)
     stretches = [stretch(plan, sizes, period) for period in periods(plan.config.sync)]
-    merged = goodput(plan, sizes, stretches)
+    suggested = advice.suggest(plan, stretches)
+    merged = goodput(plan, sizes, stretches) if suggested else 0.0
     config, count = plan.config, len(sizes)
     steady = stretches[-1]
     rounds, burst = max(s.rounds for s in stretches), max(s.burst for s in stretches)
@@ -34,7 +38,7 @@ def report(plan: Plan) -> dict[str, Any]:
             "payload_bytes_up": payload_bytes(config.wire.codec_up, max(sizes)),
             "payload_bytes_down": payload_bytes(config.wire.codec_down, max(sizes)),
         },
-        "phases": [_phase(plan, sizes, s) for s in stretches],
+        "phases": [_phase(plan, sizes, s, bool(suggested)) for s in stretches],
         "join_s": {i.name: join_s(plan, sizes, i) for i in plan.islands},
         "memory": {
             "learner_host": needs.learner_memory(config, sizes, rounds, burst),
@@ -44,12 +48,12 @@ def report(plan: Plan) -> dict[str, Any]:
         "disk": needs.disk(config, sizes, 3600 * count / mean_period, contributors),
         "goodput": merged,
         "quorum_share": quorum_share(plan, sizes),
-        "suggested": advice.suggest(plan, stretches),
+        "suggested": suggested,
         "warnings": advice.warnings(plan, sizes, stretches),
     }
 
 
-def _phase(plan: Plan, sizes: Sequence[int], at: Stretch) -> dict[str, Any]:
+def _phase(plan: Plan, sizes: Sequence[int], at: Stretch, is_carried: bool) -> dict[str, Any]:
     wire, every = plan.config.wire, at.period.sync_every
     return {
         "phase": at.period.phase,
@@ -75,7 +79,7 @@ def _phase(plan: Plan, sizes: Sequence[int], at: Stretch) -> dict[str, Any]:
                 "link_load": s.load,
                 "versions_behind": s.behind,
                 "sync_every_effective": at.period_of(s) / s.island.step_s,
-                "goodput": goodput_of(plan, sizes, at, s),
+                "goodput": goodput_of(plan, sizes, at, s) if is_carried else 0.0,
             }
             for s in at.syncs
         ],

@@ -1,7 +1,8 @@
-"""Numbers as people write them: 1.2e6, 150k, 2.4M; 1y, 30d, 2h, 10min, 45s; 5Gbit.
+"""Numbers as people write them: 1.2e6, 150k, 2.4M; 1y, 30d, 2h, 10min, 45s; 5Gbit; 10%.
 
 Each reader gives a float, or raises ValueError with a plain reason that names the text and what is legal. Nothing
-here is negative: no option that takes such a number has a use for that.
+here is negative: no option that takes such a number has a use for that. k, M, G are for what has no unit: 200M of
+Mbit/s is refused, as nobody who writes it means 200,000,000 of them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,46 @@ def count(text: str) -> float:
     return _parse(text, COUNTS, "a number like 1200, 1.2e6, 150k or 2.4M")
 
 
+def number(text: str) -> float:
+    """Plain, without any unit: a factor."""
+    return _parse(text, {"": 1.0}, "a plain number like 1 or 0.5")
+
+
+def share(text: str) -> float:
+    """Of a whole: plain, or in per cent."""
+    return _parse(text, {"": 1.0, "%": 0.01}, "a share like 0.1 or 10%")
+
+
 def seconds(text: str) -> float:
     """A time in seconds: plain, or with ms, s, min, h, d, w, y (365.25 days)."""
     return _parse(text, SECONDS, "a time like 45s, 10min, 2h, 30d or 1y")
 
 
+def milliseconds(text: str) -> float:
+    """A time in seconds of which a plain number is milliseconds."""
+    return _parse(text, SECONDS | {"": 1e-3}, "milliseconds like 50, or a time like 50ms or 0.2s")
+
+
+def days(text: str) -> float:
+    """A time in days, of which a plain number is days."""
+    day = SECONDS["d"]
+    return _parse(text, {unit: s / day for unit, s in SECONDS.items()} | {"": 1.0}, "days like 30, or 30d, 12h or 1y")
+
+
 def bits_per_s(text: str) -> float:
     """The rate of a link: kbit, Mbit, Gbit or Tbit, with or without /s."""
     return _parse(text.strip().removesuffix("/s"), BITS_PER_S, "a rate like 200Mbit or 5Gbit (bits, not bytes)")
+
+
+def mbit_per_s(text: str) -> float:
+    """The rate of a link in bit/s, of which a plain number is Mbit/s."""
+    known = {"": 1e6} | BITS_PER_S
+    return _parse(text.strip().removesuffix("/s"), known, "Mbit/s like 200, or 200Mbit or 1Gbit (bits, not bytes)")
+
+
+def counted(n: int, thing: str) -> str:
+    """1 learner, 2 learners."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def size(n: float) -> str:
@@ -56,9 +89,10 @@ def _parse(text: str, units: Mapping[str, float], legal: str) -> float:
         raise ValueError(f"{text!r} is not {legal}")
     number, unit = match.groups()
     if unit not in units:
-        known = ", ".join(name for name in units if name)
+        names = [name for name in units if name]
+        known = f"known are {', '.join(names)}; " if names else ""
         said = f"has the unknown unit {unit!r}" if unit else "has no unit"
-        raise ValueError(f"{text!r} {said}: known are {known}; write {legal}")
+        raise ValueError(f"{text!r} {said}: {known}write {legal}")
     value = float(number) * units[unit]
     if value < 0:
         raise ValueError(f"{text!r} is negative: write {legal}")
