@@ -240,9 +240,9 @@ def _stem(options: argparse.Namespace) -> Path | None:
         raise cli.Refusal(f"--seed {options.seed}: a seed is 0 or above")
     if options.plot is None:
         return None
-    cli.need("matplotlib", "plot", "--plot")
     if not options.plot:
         raise cli.Refusal("--plot '': names no file: write a path like goodput.png")
+    cli.need("matplotlib", "plot", "--plot")
     stem = Path(options.plot)
     stem = stem.with_suffix("") if stem.suffix in (".png", ".svg") else stem
     if not stem.name or not stem.parent.is_dir():
