@@ -215,14 +215,14 @@ def _affordable(fleet: Fleet, near: plot.Around, days: float, trials: int) -> fl
     seconds = own_s + rounds_s(fleet)
     if seconds > SECONDS_MAX:
         raise cli.Refusal(
-            f"{asked}: simulating {sum(fleet.chips):,.0f} chips would take about {seconds / 60:,.0f} minutes, "
-            f"more than the {SECONDS_MAX / 60:g} a command may take: {lower}"
+            f"{asked}: simulating {sum(fleet.chips):,.0f} chips would take about {seconds:,.0f} s, "
+            f"more than the {SECONDS_MAX:g} s a command may take: {lower}"
         )
     seconds += sum(s for s, _ in others) + sum(rounds_s(like) for like in near.fleets if like.speeds != fleet.speeds)
     if seconds > SECONDS_MAX:
         raise cli.Refusal(
-            f"--plot with {asked}: the {len(others)} fleets around this one would take about {seconds / 60:,.0f} "
-            f"minutes, more than the {SECONDS_MAX / 60:g} a command may take: leave out --plot, or {lower}"
+            f"--plot with {asked}: the {len(others)} fleets around this one would take about {seconds:,.0f} s, "
+            f"more than the {SECONDS_MAX:g} s a command may take: leave out --plot, or {lower}"
         )
     if (most := max([own_bytes, *(b for _, b in others)])) > BYTES_MAX:
         raise cli.Refusal(f"{asked}: a trial would need {most / 1e9:,.1f} GB of memory: lower --days or --chips")

@@ -148,7 +148,8 @@ def needs(fleet: Fleet, days: float, trials: int) -> tuple[float, float]:
     seconds = sum(failures) * (RIGID_FAILURE_S if fleet.is_rigid else FAILURE_S) * (1.5 if fleet.quorum > 1 else 1.0)
     seconds = trials * (seconds + fleet.learners * (LEARNER_S + ABSENCE_S * absences))
     stops = [_stops_max(fleet, total_s, n) for n in failures]
-    kept = 56 * max(stops) + 8 * _most(max(failures)) + (150 * sum(stops) if fleet.quorum > 1 else 0)
+    slices = max(chips / size for chips, size in zip(fleet.chips, fleet.slice_chips, strict=True))
+    kept = 56 * max(stops) + 8 * min(slices, _most(max(failures))) + (150 * sum(stops) if fleet.quorum > 1 else 0)
     return seconds, kept + (fleet.regions * 16 + 500) * outages
 
 
