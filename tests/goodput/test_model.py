@@ -8,7 +8,7 @@ import pytest
 
 from goodput.slow import simulate_slowly
 from skerry.goodput import model
-from skerry.goodput.model import DAY_S, Costs, Fleet, even_fleet, interval, simulate
+from skerry.goodput.model import DAY_S, Costs, Fleet, even_fleet, interval, needs, rounds_s, simulate
 
 COSTS = Costs(step_s=5.0, restart_s=60.0, reconfigure_s=20.0, repair_s=900.0)
 MTBI_S = 12 * 3600.0  # so that a few chips fail often
@@ -112,6 +112,33 @@ def test_cost_grows_with_failures_not_with_time_or_chips():
     fleet = even_fleet(2.4e6, 8, mtbi_s=2.4e6 * 365.25 * DAY_S)
     found = simulate(fleet, 36525, 50)
     assert found.failures.mean() == pytest.approx(100, rel=0.05)
+
+
+def test_room_is_for_what_can_fail_not_for_all_slices():
+    """10^10 slices for a minute and a half: 80 GB, were there room for each."""
+    found = simulate(even_fleet(1e10, 1, 1.0), 0.001, 2)
+    assert found.failures.mean() == pytest.approx(1e10 / 365.25 * 0.001, rel=0.05)
+
+
+def test_there_is_room_for_every_stop_of_a_learner_that_hardly_steps():
+    """Failures by the second, one slice to lose, long and short pauses: stops are bounded by time, not by failures."""
+    for pause_s, repair_s, mtbi_s in ((0.0, 0.5, 4.0), (0.2, 0.5, 4.0), (0.2, 5.0, 0.01), (30.0, 0.1, 0.01)):
+        costs = Costs(step_s=1.0, reconfigure_s=pause_s, restart_s=pause_s, repair_s=repair_s)
+        for rigid in (False, True):
+            fleet = even_fleet(4.0, 2, 2.0, mtbi_s, is_rigid=rigid, costs=costs)
+            night = replace(fleet, at_night=1, night_s=DAY_S / 2, regions=2, region_mtbi_s=600.0, region_repair_s=60.0)
+            for one in (fleet, night):
+                assert 0 <= simulate(one, 0.1, 3).goodput.min() <= 1  # the simulator itself counts its room
+
+
+def test_what_a_simulation_needs_grows_with_what_is_asked():
+    base = even_fleet(1.2e6, 8)
+    seconds, room = needs(base, 30, 50)
+    assert needs(base, 30, 100)[0] == pytest.approx(2 * seconds) and 0 < seconds < 10 and room < 1e9
+    assert needs(even_fleet(2.4e6, 8), 30, 50)[0] > 1.9 * seconds
+    assert needs(replace(base, quorum=8), 30, 50)[1] > 2 * room
+    assert needs(replace(base, regions=8, region_mtbi_s=3600.0), 30000, 2)[0] > needs(base, 30000, 2)[0] + 5
+    assert rounds_s(base) == 0 and rounds_s(replace(base, quorum=8)) > 0
 
 
 def test_an_interval_holds_the_truth_about_as_often_as_it_says():

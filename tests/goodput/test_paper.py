@@ -35,8 +35,12 @@ def test_the_fit_moves_towards_the_table():
     assert fit.misfit(quickly(found)) < 0.8 * fit.misfit(quickly(start))
 
 
-def test_scavenged_nights_take_the_time_the_paper_says():
+def test_a_night_of_twelve_hours_is_simulated_beside_the_reading_that_is_an_identity():
     for one in paper.table_4():
+        x = one["extra"]
+        assert one["ours_12h"] == pytest.approx(1 / (1 + x / 2), abs=0.003)
+        assert one["night_s"] == pytest.approx(86_400 / (2 + x))
+        assert one["ours"] == pytest.approx(1 / 2 + 1 / 2 / (1 + x), abs=0.003)  # whatever the paper says
         assert one["ours"] == pytest.approx(one["paper"], abs=0.01)
 
 
@@ -49,6 +53,17 @@ def test_a_full_quorum_waits_and_a_quorum_of_one_does_not():
 
 def test_equal_learners_never_wait():
     assert simulate_rounds((1.0,) * 4, 0.0, 4, 0.0).useful == pytest.approx(1.0)
+
+
+def test_speeds_are_relative():
+    slow, fast = (simulate_rounds((pace, 0.5 * pace), 0.0, 2, 0.0) for pace in (0.002, 500.0))
+    assert slow == fast == simulate_rounds((1.0, 0.5), 0.0, 2, 0.0)
+
+
+def test_many_learners_take_steps_not_steps_times_learners():
+    """Quadratic, this would take minutes."""
+    found = simulate_rounds((1.0,) * 512, 0.0, 512, 0.0)
+    assert found.useful == pytest.approx(1.0) and found.contributors == 512
 
 
 def test_who_waits_for_all_goes_at_the_pace_of_the_slowest():

@@ -1,6 +1,6 @@
 """skerry simulate protocol: the real core, nodes, store and frames in virtual time, under faults drawn from seeds.
 
-`simulate goodput` and `simulate run` have files of their own.
+`skerry simulate goodput --help` and `skerry simulate run --help` tell of the other two.
 """
 
 from __future__ import annotations

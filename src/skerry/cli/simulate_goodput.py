@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from skerry import cli
-from skerry.goodput import paper
+from skerry.goodput import paper, plot
 from skerry.goodput.fit import read_record
-from skerry.goodput.model import DAY_S, Costs, Fleet, Interval, even_fleet, interval, simulate
+from skerry.goodput.model import (
+    DAY_S,
+    Array,
+    Costs,
+    Fleet,
+    Interval,
+    Outcome,
+    even_fleet,
+    interval,
+    needs,
+    rounds_s,
+    simulate,
+)  # fmt: skip
 from skerry.plan import units
 
 DEFAULTS = Costs()
 YEAR_S = 365.25 * DAY_S
 LEARNERS_MAX = 4096
-WORK_MAX = 2e9  # failures a command may simulate: about ten minutes
-TITLE = "Failing chips: our model (lines), Table 1 of arXiv 2604.21428 (dots); right: 1.2M chips, 8 learners"
+SECONDS_MAX, BYTES_MAX = 120.0, 2e9  # a command may take
+QUIET_S = 3.0  # beyond that it says how far it is
+TITLE = "Failing chips: our model (lines), Table 1 of arXiv 2604.21428 (dots)"
 
 
 def run(words: Sequence[str]) -> int:
@@ -35,29 +51,35 @@ def run(words: Sequence[str]) -> int:
         _refuse_others(options)
         return _paper(options, stem, began)
     fleet = _fleet(options)
-    days, trials = _number(options, "days", units.count, 1e-3, 36525, 30.0), _whole(options, "trials", 2, 1e5, 50)
-    _refuse_too_much(fleet, days, trials)
-    outcome = simulate(fleet, days, trials, options.seed)
+    days, trials = _number(options, "days", units.days, 1e-3, 36525, 30.0), _whole(options, "trials", 2, 1e5, 50)
+    near = plot.around(fleet) if stem else plot.Around((), {})
+    seconds = _affordable(fleet, near, days, trials)
+    others = sum(like.learners for like in near.fleets if like != fleet) * min(trials, plot.TRIALS)
+    with _showing(seconds, fleet.learners * trials + others) as told:
+        outcome = simulate(fleet, days, trials, options.seed, told)
+        drawn = _draw_around(fleet, outcome, near, stem, days, options.seed, told) if stem else None
     found: dict[str, Any] = {
-        "goodput": asdict(interval(outcome.goodput)),
-        "uptime": asdict(interval(outcome.uptime)),
+        "goodput": _share(outcome.goodput),
+        "uptime": _share(outcome.uptime),
         "failures_per_day": float(outcome.failures.mean()) / days,
         "mode": "rigid" if fleet.is_rigid else "elastic",
         "chips": sum(fleet.chips),
+        "chips_asked": sum(_chips(options)),
         "learners": fleet.learners,
         "quorum": fleet.quorum,
         "waiting": 1 - outcome.rounds.useful,
+        "fleet": _echo(fleet),
         "constants": asdict(fleet.costs),
         "days": days,
         "trials": trials,
         "seed": options.seed,
     }
     if fleet.at_night:
-        found["relative_time"] = asdict(interval(outcome.relative_time))
+        found["relative_time"] = _share(outcome.relative_time)
     if fleet.learners > 1 and (fleet.quorum > 1 or fleet.grace):
         found["contributors_mean"] = outcome.rounds.contributors
-    if stem:
-        found["plots"] = _draw_around(fleet, stem, options.seed)
+    if drawn:
+        found["plots"] = drawn
     found["seconds"] = time.perf_counter() - began
     if options.json:
         cli.print_json(found)
@@ -103,11 +125,11 @@ def _parser() -> cli.Parser:
 
 
 def _fleet(options: argparse.Namespace) -> Fleet:
-    chips = _numbers(options, "chips", units.count, 1, 1e10) or [1.2e6]
+    chips = _chips(options)
     learners = _whole(options, "learners", 1, LEARNERS_MAX, len(chips) if len(chips) > 1 else 8)
     slice_chips = _each(options, "slice", units.count, 1, 1e7, learners, 256.0)
     mtbi_s = _each(options, "mtbi", units.seconds, 60, 1e4 * YEAR_S, learners, YEAR_S)
-    speeds = _each(options, "speeds", units.count, 1e-3, 1e3, learners, 1.0)
+    speeds = _each(options, "speeds", units.number, 1e-3, 1e3, learners, 1.0)
     if len(chips) > 1 and len(chips) != learners:
         raise cli.Refusal(f"--chips {options.chips}: lists {len(chips)} learners, --learners says {learners}")
     if len(chips) == 1:
@@ -117,8 +139,8 @@ def _fleet(options: argparse.Namespace) -> Fleet:
     for n, size in zip(chips, slice_chips, strict=True):
         if n < size:
             raise cli.Refusal(f"--chips: a learner of {n:g} chips has not one slice of {size:g}: use a smaller --slice")
-    if options.checkpoint is not None and not options.rigid:
-        raise cli.Refusal(f"--checkpoint {options.checkpoint}: only a --rigid learner falls back to a checkpoint")
+    chips = [size * round(n / size) for n, size in zip(chips, slice_chips, strict=True)]
+    _refuse_of_another_mode(options)
     at_night = _whole(options, "scavenged", 0, learners - 1, 0)
     regions = _whole(options, "regions", 1, learners, 0)
     for name, on in (("night", at_night), ("region_mtbi", regions), ("region_repair", regions)):
@@ -139,8 +161,8 @@ def _fleet(options: argparse.Namespace) -> Fleet:
             repair_s=_number(options, "repair", units.seconds, 0, 10 * YEAR_S, DEFAULTS.repair_s),
         ),
         quorum=_quorum(options, learners),
-        grace=_number(options, "grace", units.count, 0, 1, 0.0),
-        speed_variance=_number(options, "speed_variance", units.count, 0, 0.9, 0.0),
+        grace=_number(options, "grace", units.share, 0, 1, 0.0),
+        speed_variance=_number(options, "speed_variance", units.share, 0, 0.9, 0.0),
         at_night=at_night,
         night_s=_number(options, "night", units.seconds, 60, DAY_S, DAY_S / 2),
         regions=regions,
@@ -149,8 +171,27 @@ def _fleet(options: argparse.Namespace) -> Fleet:
     )
 
 
+def _chips(options: argparse.Namespace) -> list[float]:
+    return _numbers(options, "chips", units.count, 1, 1e10) or [1.2e6]
+
+
+def _refuse_of_another_mode(options: argparse.Namespace) -> None:
+    for name, of_rigid, why in (
+        ("checkpoint", True, "only a --rigid learner falls back to a checkpoint"),
+        ("restart", True, "only a --rigid learner restarts: use --reconfigure, or --rigid"),
+        ("reconfigure", False, "a --rigid learner restarts instead: use --restart"),
+        ("repair", False, "a --rigid learner restarts on spares and waits for no repair: leave it out"),
+    ):
+        if getattr(options, name) is not None and options.rigid != of_rigid:
+            raise cli.Refusal(f"--{name} {getattr(options, name)}: {why}")
+
+
 def _refuse_no_slices(options: argparse.Namespace, chips: float, learners: int, slice_chips: Sequence[float]) -> None:
     slices = int(chips / max(slice_chips))
+    if not slices:
+        raise cli.Refusal(
+            f"--chips {options.chips}: less than one slice of {max(slice_chips):g}: use a smaller --slice"
+        )
     if learners > slices:
         raise cli.Refusal(
             f"--learners {learners}: more than the {slices} slices of {max(slice_chips):g} that "
@@ -165,10 +206,27 @@ def _quorum(options: argparse.Namespace, learners: int) -> int:
     return quorum
 
 
-def _refuse_too_much(fleet: Fleet, days: float, trials: int) -> None:
-    failures = sum(c / mtbi for c, mtbi in zip(fleet.chips, fleet.mtbi_s, strict=True)) * days * DAY_S * trials
-    if failures > WORK_MAX:
-        raise cli.Refusal(f"--days {days:g} --trials {trials}: {failures:.2g} failures to simulate: ask for less")
+def _affordable(fleet: Fleet, near: plot.Around, days: float, trials: int) -> float:
+    """Seconds it will take, refused if too many."""
+    own_s, own_bytes = needs(fleet, days, trials)
+    others = [needs(like, days, min(trials, plot.TRIALS)) for like in near.fleets]
+    lower = "lower --days, --trials, --chips or --learners"
+    asked = f"--days {days:g} --trials {trials}"
+    seconds = own_s + rounds_s(fleet)
+    if seconds > SECONDS_MAX:
+        raise cli.Refusal(
+            f"{asked}: simulating {sum(fleet.chips):,.0f} chips would take about {seconds:,.0f} s, "
+            f"more than the {SECONDS_MAX:g} s a command may take: {lower}"
+        )
+    seconds += sum(s for s, _ in others) + sum(rounds_s(like) for like in near.fleets if like.speeds != fleet.speeds)
+    if seconds > SECONDS_MAX:
+        raise cli.Refusal(
+            f"--plot with {asked}: the {len(others)} fleets around this one would take about {seconds:,.0f} s, "
+            f"more than the {SECONDS_MAX:g} s a command may take: leave out --plot, or {lower}"
+        )
+    if (most := max([own_bytes, *(b for _, b in others)])) > BYTES_MAX:
+        raise cli.Refusal(f"{asked}: a trial would need {most / 1e9:,.1f} GB of memory: lower --days or --chips")
+    return seconds
 
 
 def _refuse_others(options: argparse.Namespace) -> None:
@@ -182,6 +240,8 @@ def _stem(options: argparse.Namespace) -> Path | None:
         raise cli.Refusal(f"--seed {options.seed}: a seed is 0 or above")
     if options.plot is None:
         return None
+    if not options.plot:
+        raise cli.Refusal("--plot '': names no file: write a path like goodput.png")
     cli.need("matplotlib", "plot", "--plot")
     stem = Path(options.plot)
     stem = stem.with_suffix("") if stem.suffix in (".png", ".svg") else stem
@@ -226,9 +286,17 @@ def _checked(name: str, text: str, parse: Parse, low: float, high: float) -> flo
     except ValueError as error:
         raise cli.Refusal(f"{_flag(name)} {text}: {error}") from None
     if not low <= value <= high:
-        unit = " s" if parse is units.seconds else ""
-        raise cli.Refusal(f"{_flag(name)} {text}: must be from {low:g} to {high:g}{unit}")
+        bounds = [_time(n) if parse is units.seconds else f"{n:g}" for n in (low, high)]
+        raise cli.Refusal(f"{_flag(name)} {text}: must be from {' to '.join(bounds)}")
     return value
+
+
+def _time(seconds: float) -> str:
+    """As an option takes it: 1min, 30d, 10000y."""
+    for unit in ("y", "d", "h", "min"):
+        if seconds and seconds % units.SECONDS[unit] == 0:
+            return f"{seconds / units.SECONDS[unit]:.10g}{unit}"
+    return f"{seconds:g}s"
 
 
 def _flag(name: str) -> str:
@@ -246,16 +314,18 @@ def _paper(options: argparse.Namespace, stem: Path | None, began: float) -> int:
         "deviation_max": largest,
         "deviation_mean": mean,
         "scavenging": paper.table_4(),
+        "scavenging_note": paper.NIGHT_NOTE,
         "unequal": paper.table_5(),
         "constants": asdict(DEFAULTS),
         "sensitivity": read_record()["sensitivity"],
     }
     if stem:
-        from skerry.goodput import plot
-
         fleet = even_fleet(1.2e6, 8)
-        middle = next(c.ours for c in cells if (c.chips, c.learners, c.what) == (1.2e6, 8, "goodput"))
-        drawn = plot.draw(stem, plot.of_cells(cells), middle, plot.swings(fleet, paper.SEED), TITLE)
+        outcome = simulate(fleet, paper.DAYS, paper.TRIALS, options.seed or paper.SEED)
+        swings = plot.Around((), plot.around(fleet).swings)
+        _, swing = plot.simulated(fleet, outcome, swings, paper.DAYS, options.seed or paper.SEED)
+        asked = _asked("1.2M, 8 learners", fleet, outcome)
+        drawn = plot.draw(stem, plot.of_cells(cells), asked, swing, TITLE)
         found["plots"] = [str(path) for path in drawn]
     found["seconds"] = time.perf_counter() - began
     if options.json:
@@ -265,14 +335,54 @@ def _paper(options: argparse.Namespace, stem: Path | None, began: float) -> int:
     return 0
 
 
-def _draw_around(fleet: Fleet, stem: Path, seed: int) -> list[str]:
-    from skerry.goodput import plot
+def _draw_around(
+    fleet: Fleet, outcome: Outcome, near: plot.Around, stem: Path, days: float, seed: int, told: Callable[[], None]
+) -> list[str]:
+    points, swing = plot.simulated(fleet, outcome, near, days, seed, told)
+    drawn = plot.draw(stem, points, _asked("this fleet", fleet, outcome), swing, plot.describe(fleet))
+    return [str(path) for path in drawn]
 
-    even = even_fleet(sum(fleet.chips), fleet.learners, fleet.slice_chips[0], fleet.mtbi_s[0], is_rigid=fleet.is_rigid,
-                      costs=fleet.costs)  # fmt: skip
-    middle = 100 * float(simulate(even, plot.DAYS, plot.TRIALS, seed).goodput.mean())
-    title = f"Goodput and uptime as chips fail; right: {sum(even.chips):,.0f} chips, {even.learners} learners"
-    return [str(path) for path in plot.draw(stem, plot.sweep(even, seed), middle, plot.swings(even, seed), title)]
+
+def _asked(name: str, fleet: Fleet, outcome: Outcome) -> plot.Asked:
+    return plot.Asked(name, sum(fleet.chips), 100 * float(outcome.goodput.mean()), 100 * float(outcome.uptime.mean()))
+
+
+@contextmanager
+def _showing(seconds: float, total: int) -> Iterator[Callable[[], None]]:
+    """How far it is, on stderr, where that takes a while."""
+    if seconds <= QUIET_S:
+        yield lambda: None
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        print(f"simulating: about {seconds:.0f} s", file=sys.stderr, flush=True)
+    bar = Progress(
+        TextColumn("simulating"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _share(values: Array) -> dict[str, float]:
+    """An interval of what cannot be less than nothing or more than all."""
+    return {name: min(1.0, max(0.0, value)) for name, value in asdict(interval(values)).items()}
+
+
+def _echo(fleet: Fleet) -> dict[str, Any]:
+    """What was simulated, a value a learner where learners may differ; null: not asked for."""
+    told = {
+        name: getattr(fleet, name) for name in ("chips", "slice_chips", "mtbi_s", "speeds", "grace", "speed_variance")
+    }
+    return told | {
+        "checkpoint_s": fleet.checkpoint_s or None,
+        "scavenged": fleet.at_night,
+        "night_s": fleet.night_s if fleet.at_night else None,
+        "regions": fleet.regions,
+        "region_mtbi_s": fleet.region_mtbi_s if fleet.regions else None,
+        "region_repair_s": fleet.region_repair_s if fleet.regions else None,
+    }
 
 
 def _percent(found: dict[str, float]) -> str:
@@ -284,6 +394,8 @@ def _tell(found: dict[str, Any]) -> None:
     console = Console()
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("fleet", f"{found['chips']:,.0f} chips, {found['learners']} learners, {found['mode']}")
+    if found["chips"] != found["chips_asked"]:
+        table.add_row("", f"({found['chips_asked']:,.0f} asked for: a learner is made of whole slices)")
     table.add_row("goodput", _percent(found["goodput"]))
     table.add_row("uptime", _percent(found["uptime"]))
     if "relative_time" in found:
@@ -314,8 +426,14 @@ def _tell_paper(found: dict[str, Any], cells: Sequence[paper.Cell]) -> None:
         f"deviation: {found['deviation_max']:.2f} points at most, {found['deviation_mean']:.2f} on average, "
         f"over {len(cells)} cells"
     )
+    table = Table(box=None, pad_edge=False, title="training time with more learners at night", title_justify="left")
+    for name in ("more", "night 12 h, simulated", "half of the work at night", "of", "the paper"):
+        table.add_column(name, justify="right")
     for one in found["scavenging"]:
-        console.print(f"+{one['extra']:.0%} at night: {one['ours']:.2f} of the time (the paper: {one['paper']})")
+        night, ours = f"{one['night_s'] / 3600:.1f} h", f"{one['ours']:.2f}"
+        table.add_row(f"+{one['extra']:.0%}", f"{one['ours_12h']:.2f}", ours, night, f"{one['paper']:.2f}")
+    console.print(table)
+    console.print(found["scavenging_note"])
     for one in found["unequal"]:
         console.print(
             f"K = {one['quorum']}, grace {one['grace']:g}: goodput {one['ours']:.0f} % (the paper: {one['paper']}), "

@@ -12,7 +12,7 @@ waiting from step to step (`rounds`), and standing still while fewer than K lear
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,11 +20,13 @@ import numpy as np
 
 from skerry.goodput import kernel
 from skerry.goodput.kernel import Array
-from skerry.goodput.rounds import Rounds, simulate_rounds
+from skerry.goodput.rounds import STEPS, Rounds, draws_of, simulate_rounds
 from skerry.stats import half_width
 
 DAY_S = 86_400.0
 QUANTILES = 1 << 16  # of the repair delay: a slice's is one of them, all equally likely
+FAILURE_S, RIGID_FAILURE_S = 3e-7, 2.5e-8  # what simulating one of each takes, measured on one core
+LEARNER_S, ABSENCE_S, STEP_S = 5e-6, 1e-6, 2e-6  # likewise; a step is one of `rounds`
 REPAIR_POWER, REPAIR_SHAPE = 2.0, 0.8  # of the exponentiated Weibull; its scale follows from the mean
 
 
@@ -61,6 +63,14 @@ class Fleet:
     @property
     def learners(self) -> int:
         return len(self.chips)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.quorum > 1 or self.grace or self.speed_variance or len(set(self.speeds)) > 1)
+
+    @property
+    def pause_s(self) -> float:
+        return self.costs.restart_s if self.is_rigid else self.costs.reconfigure_s
 
 
 def even_fleet(
@@ -115,18 +125,58 @@ def _repairs() -> Array:
     return np.asarray(delays / delays.mean())
 
 
-def simulate(fleet: Fleet, days: float, trials: int, seed: int = 0) -> Outcome:
+def simulate(fleet: Fleet, days: float, trials: int, seed: int = 0, told: Callable[[], None] = lambda: None) -> Outcome:
+    """`told` hears of every learner of every trial that is done."""
     total_s = days * DAY_S
-    waits = fleet.quorum > 1 or fleet.grace or fleet.speed_variance or len(set(fleet.speeds)) > 1
     rounds = (
         simulate_rounds(fleet.speeds, fleet.speed_variance, fleet.quorum, fleet.grace, seed)
-        if waits
+        if fleet.waits
         else Rounds(1.0, 1.0, float(fleet.learners))
     )
     trial = _Trial(fleet, total_s)
-    columns = zip(*(trial.run(seed, number) for number in range(trials)), strict=True)
+    columns = zip(*(trial.run(seed, number, told) for number in range(trials)), strict=True)
     goodput, uptime, relative_time, failures = (np.array(column) for column in columns)
     return Outcome(goodput * rounds.useful, uptime, relative_time, failures, rounds)
+
+
+def needs(fleet: Fleet, days: float, trials: int) -> tuple[float, float]:
+    """(seconds, bytes) the trials of a simulation take, roughly; the bytes at most."""
+    total_s = days * DAY_S
+    failures = _failures(fleet, total_s)
+    outages = total_s / fleet.region_mtbi_s if fleet.regions else 0.0
+    absences = (days if fleet.at_night else 0.0) + outages
+    seconds = sum(failures) * (RIGID_FAILURE_S if fleet.is_rigid else FAILURE_S) * (1.5 if fleet.quorum > 1 else 1.0)
+    seconds = trials * (seconds + fleet.learners * (LEARNER_S + ABSENCE_S * absences))
+    stops = [_stops_max(fleet, total_s, n) for n in failures]
+    slices = max(chips / size for chips, size in zip(fleet.chips, fleet.slice_chips, strict=True))
+    kept = 56 * max(stops) + 8 * min(slices, _most(max(failures))) + (150 * sum(stops) if fleet.quorum > 1 else 0)
+    return seconds, kept + (fleet.regions * 16 + 500) * outages
+
+
+def rounds_s(fleet: Fleet) -> float:
+    """What simulating its rounds takes, once for all trials."""
+    return STEP_S * draws_of(fleet.learners) * fleet.learners * STEPS if fleet.waits else 0.0
+
+
+def _failures(fleet: Fleet, total_s: float) -> list[float]:
+    """Each learner's, as expected of it whole."""
+    return [chips / mtbi_s * total_s for chips, mtbi_s in zip(fleet.chips, fleet.mtbi_s, strict=True)]
+
+
+def _most(expected: float) -> int:
+    """Failures; one trial in 10^20 has more."""
+    return int(expected + 10 * math.sqrt(expected) + 50)
+
+
+def _stops_max(fleet: Fleet, total_s: float, failures: float) -> int:
+    """A stop has a failure, a return or an absence behind it; between two lies a step, or a pause is in the second."""
+    in_time = total_s / fleet.costs.step_s + (total_s / fleet.pause_s if fleet.pause_s else 0.0)
+    absences = (total_s / DAY_S + 1 if fleet.at_night else 0) + _outages_max(fleet, total_s)
+    return int(min(2 * _most(failures), in_time + 10) + 2 * absences)
+
+
+def _outages_max(fleet: Fleet, total_s: float) -> int:
+    return int(10 + 10 * total_s / fleet.region_mtbi_s) if fleet.regions else 0
 
 
 class _Trial:
@@ -144,16 +194,15 @@ class _Trial:
             weight * (total_s - (day_s if m >= self.resident else 0.0)) for m, weight in enumerate(self.weights)
         )
         self.repairs_s = _repairs() * fleet.costs.repair_s
-        # A stop has a failure, a return or an absence behind it, and only one in 10^20 trials has more failures.
         expected = max(n * rate for n, rate in zip(self.slices, self.rates, strict=True)) * total_s
-        room = int(2 * (expected + 10 * math.sqrt(expected) + 50)) + 2 * len(self.days_away)
-        self.outages_max = int(10 + 10 * total_s / fleet.region_mtbi_s)
-        room += 2 * self.outages_max
-        self.heap = np.empty(max(self.slices) + 1)
+        room = _stops_max(fleet, total_s, expected)
+        self.outages_max = _outages_max(fleet, total_s)
+        # What is missing has failed in this trial: a fleet of 10^10 slices loses a few of them in a minute.
+        self.heap = np.empty(min(max(self.slices), _most(expected)) + 1)
         self.widths = np.empty(room + 1)
         self.downs, self.all_down, self.other = (np.empty((room, 2)) for _ in range(3))
 
-    def run(self, seed: int, number: int) -> tuple[float, float, float, int]:
+    def run(self, seed: int, number: int, told: Callable[[], None]) -> tuple[float, float, float, int]:
         """(goodput, uptime, relative time, failures) of one trial."""
         fleet, costs = self.fleet, self.fleet.costs
         seeds = np.random.SeedSequence([seed, number]).generate_state(fleet.learners + 1, np.uint64)
@@ -167,7 +216,7 @@ class _Trial:
                 away = _either(away, self.days_away)
             stops, useful_s, failed = kernel.spells(
                 seeds[m], self.total_s, self.slices[m], self.rates[m], costs.step_s,
-                costs.restart_s if fleet.is_rigid else costs.reconfigure_s, fleet.is_rigid, fleet.checkpoint_s,
+                fleet.pause_s, fleet.is_rigid, fleet.checkpoint_s,
                 self.repairs_s, away, self.heap, self.downs, self.widths,
             )  # fmt: skip
             assert stops < len(self.widths), "more stops than there is room for"
@@ -177,6 +226,7 @@ class _Trial:
                 spells.append((self.downs[:stops].copy(), self.widths[: stops + 1] * self.weights[m]))
             count = kernel.together(all_down, self.downs[:stops], self.other)
             all_down, self.all_down, self.other = self.other[:count], self.other, self.all_down
+            told()
         stalled_s = float((all_down[:, 1] - all_down[:, 0]).sum())
         lost = 0.0
         if fleet.quorum > 1:

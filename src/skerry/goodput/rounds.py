@@ -14,9 +14,11 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
-DRAWS = 80  # of the learners' speeds
-STEPS = 150  # of a learner of speed 1, in each,
+DRAWS, DRAWS_MIN = 80, 8  # of the learners' speeds
+DRAWN = 80 * 64  # speeds: of more learners fewer draws, for many learners are a mean already
+STEPS = 150  # of the fastest learner's (before the draw) in each,
 WARM = 50  # of which these go by until whoever is to wait waits
 OVERLAP = 2  # steps between a fragment's sending and its use: the paper's
 
@@ -27,18 +29,24 @@ class Rounds:
 
     useful: float  # share of the capacity, each learner counted by its speed, that did not wait
     contributors: float  # in a merge
-    merges_per_step: float  # of a learner of speed 1
+    merges_per_step: float  # of the fastest learner
 
 
-def simulate_rounds(speeds: Sequence[float], variance: float, quorum: int, grace: float, seed: int = 0) -> Rounds:
+def draws_of(learners: int) -> int:
+    return min(DRAWS, max(DRAWS_MIN, DRAWN // learners))
+
+
+@cache  # fleets that differ in size alone wait alike
+def simulate_rounds(speeds: tuple[float, ...], variance: float, quorum: int, grace: float, seed: int = 0) -> Rounds:
     """Each learner's speed is drawn once, within ± `variance` of the given one, all equally likely."""
     source = random.Random(seed)
+    count, fastest = draws_of(len(speeds)), max(speeds)
     draws = [
-        _run([speed * source.uniform(1 - variance, 1 + variance) for speed in speeds], quorum, grace, source)
-        for _ in range(DRAWS)
+        _run([speed / fastest * source.uniform(1 - variance, 1 + variance) for speed in speeds], quorum, grace, source)
+        for _ in range(count)
     ]
     useful, merges, merged = (sum(column) for column in zip(*draws, strict=True))
-    return Rounds(useful / DRAWS, merged / max(1, merges), merges / (DRAWS * STEPS))
+    return Rounds(useful / count, merged / max(1, merges), merges / (count * STEPS))
 
 
 def _run(speeds: Sequence[float], quorum: int, grace: float, source: random.Random) -> tuple[float, int, int]:
@@ -48,6 +56,7 @@ def _run(speeds: Sequence[float], quorum: int, grace: float, source: random.Rand
     events = [(source.random() / speed, m) for m, speed in enumerate(speeds)]  # ends of steps
     heapq.heapify(events)
     waiting = [0] * count  # fragments of each learner that no round has taken
+    ready: set[int] = set()  # those that have one
     stopped: dict[int, float] = {}  # since when
     merges = merged = 0
     lost, close_at = 0.0, math.inf
@@ -56,24 +65,26 @@ def _run(speeds: Sequence[float], quorum: int, grace: float, source: random.Rand
         if now >= STEPS:
             break
         if m < 0:
-            taken = [other for other in range(count) if waiting[other]]
+            taken = sorted(ready)
             merges, merged, close_at = merges + 1, merged + len(taken), math.inf
             for other in taken:
                 waiting[other] -= 1
+                if not waiting[other]:
+                    ready.remove(other)
                 if other in stopped:
                     lost += speeds[other] * max(0.0, now - max(WARM, stopped.pop(other)))
                     heapq.heappush(events, (now + 1 / speeds[other], other))
         else:
             heapq.heappop(events)
             waiting[m] += 1
+            ready.add(m)
             if waiting[m] > OVERLAP:
                 stopped[m] = now
             else:
                 heapq.heappush(events, (now + 1 / speeds[m], m))
-        ready = sum(n > 0 for n in waiting)
-        if ready == count:
+        if len(ready) == count:
             close_at = now
-        elif ready >= quorum and close_at == math.inf:
+        elif len(ready) >= quorum and close_at == math.inf:
             close_at = now + window_s
     lost += sum(speeds[m] * (STEPS - max(WARM, since)) for m, since in stopped.items())
     return 1 - lost / ((STEPS - WARM) * sum(speeds)), merges, merged
