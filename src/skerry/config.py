@@ -7,7 +7,6 @@ have a table [plan], what `skerry plan run` asks of links and failures: no run r
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+
+from skerry.words import near
 
 PLAN = "plan"
 Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
@@ -174,7 +175,7 @@ def plan_table(file: Path, known: Collection[str]) -> dict[str, Any]:
     table: dict[str, Any] = _read_toml(file).get(PLAN, {})
     for key in table:
         if key not in known:
-            raise ConfigError(f"{file}: unknown key {PLAN}.{key}{_near(key, known)}")
+            raise ConfigError(f"{file}: unknown key {PLAN}.{key}: {near(key, known)}")
     return table
 
 
@@ -196,21 +197,16 @@ def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside:
     """Tables named in `aside` may be there and stay unread."""
     for table, values in changes.items():
         if table not in tables and table not in aside:
-            raise ConfigError(f"{where}: unknown table [{table}]{_near(table, [*tables, *aside])}")
+            raise ConfigError(f"{where}: unknown table [{table}]: {near(table, [*tables, *aside])}")
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: {table} is a table, write [{table}] and keys below it")
         if table in aside:
             continue
         for key, value in values.items():
             if key not in tables[table]:
-                raise ConfigError(f"{where}: unknown key {table}.{key}{_near(key, tables[table])}")
+                raise ConfigError(f"{where}: unknown key {table}.{key}: {near(key, tables[table])}")
             is_count = isinstance(tables[table][key], int) and isinstance(value, float) and value.is_integer()
             tables[table][key] = int(value) if is_count else value  # 1e9 tokens is a number of tokens
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f": did you mean {close[0]}?" if close else f": known are {', '.join(known)}"
 
 
 def _plain(error: msgspec.ValidationError, tables: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import sys
 import msgspec
 import pytest
 
+from cli.called import called
 from e2e.processes import (
     OPTIONS,
     Puppet,
@@ -51,12 +52,9 @@ def call(folder, capsys):
     def run(*words):
         handlers, level = logging.root.handlers[:], logging.root.level
         try:
-            with pytest.raises(SystemExit) as end:
-                cli.main([str(word) for word in words])
+            return called(capsys, *words)
         finally:
             logging.root.handlers[:], logging.root.level = handlers, level
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
 
     return run
 

@@ -6,16 +6,14 @@ import sys
 
 import pytest
 
+from cli.called import called
 from skerry import cli
 from skerry.cli import simulate_goodput
 
 
 def run(capsys, *words):
     """(exit code, stdout, stderr) of a command."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["simulate", "goodput", *words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+    return called(capsys, "simulate", "goodput", *words)
 
 
 def told(capsys, *words):
@@ -146,7 +144,7 @@ BAD = [
     (("--learners", "0"), "--learners 0"),
     (("--learners", "2.5"), "whole number"),
     (("--quorum", "9", "--learners", "8"), "--quorum 9: more than the 8 learners"),
-    (("--speeds", "1,2", "--learners", "3"), "one for each of 3"),
+    (("--speeds", "1,2", "--learners", "3"), "2 values for 3 learners"),
     (("--chips", "1k,2k", "--learners", "3"), "lists 2 learners"),
     (("--chips", "100,2k"), "not one slice"),
     (("--checkpoint", "10min"), "--rigid"),

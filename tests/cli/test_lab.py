@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.called import called
 from e2e.processes import Running, skerry, until
 from lab.fake import result_of, study_of
-from skerry import cli
 from skerry.lab.results import Results
 
 TINY = """
@@ -34,10 +34,7 @@ def call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(["lab", *map(str, words)])
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
+        return called(capsys, "lab", *words)
 
     return call
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from skerry import cli
+from cli.called import called
 from skerry import config as configs
 from skerry.train.shapes import SHAPES, parameter_count
 
@@ -16,10 +16,7 @@ RUN = ("run", "--mbit", "200", "--step-s", "0.5")
 
 def run(capsys, *words):
     """(exit code, stdout, stderr) of a command."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["plan", *words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+    return called(capsys, "plan", *words)
 
 
 def test_the_papers_table_as_json(capsys):

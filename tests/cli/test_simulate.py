@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from skerry import cli
+from cli.called import called
 from skerry.sim import run as sim_run
 from skerry.sim.truth import Violation
 from skerry.sim.world import World
@@ -12,10 +12,7 @@ from skerry.sim.world import World
 
 def run(capsys, *words):
     """(exit code, stdout, stderr) of a command."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["simulate", *words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+    return called(capsys, "simulate", *words)
 
 
 def test_json_is_one_object_with_the_promised_keys(capsys):

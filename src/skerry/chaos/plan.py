@@ -11,7 +11,6 @@ Every fault ends with the run.
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
 import tomllib
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+
+from skerry.words import near
 
 PRESETS = Path(__file__).with_name("plans")
 GUARD_S = 2.0  # between two faults of one process
@@ -90,7 +91,7 @@ def read_plan(name_or_path: str) -> Plan:
     file = PRESETS / f"{name_or_path}.toml"
     if not file.is_file():
         known = sorted(preset.stem for preset in PRESETS.glob("*.toml"))
-        raise PlanError(f"unknown plan {name_or_path!r}: {_near(name_or_path, known)} (or give a path ending in .toml)")
+        raise PlanError(f"unknown plan {name_or_path!r}: {near(name_or_path, known)} (or give a path ending in .toml)")
     return _plan(file)
 
 
@@ -152,7 +153,7 @@ def _kinds(reader: _Reader) -> tuple[str, ...]:
         raise reader.wrong(key, "write a list of kinds")
     for kind in kinds:
         if kind not in KINDS:
-            raise reader.wrong(key, f"unknown kind {kind!r}: {_near(str(kind), KINDS)}")
+            raise reader.wrong(key, f"unknown kind {kind!r}: {near(str(kind), KINDS)}")
     return tuple(kinds)
 
 
@@ -206,7 +207,7 @@ class _Reader:
         self.where, self.table = where, table
         for key in table:
             if key not in known:
-                raise PlanError(f"{where}: unknown key {key!r}: {_near(key, known)}")
+                raise PlanError(f"{where}: unknown key {key!r}: {near(key, known)}")
 
     def wrong(self, key: str, legal: str) -> PlanError:
         return PlanError(f"{self.where}: {key} = {self.table.get(key)!r}: {legal}")
@@ -244,11 +245,6 @@ class _Reader:
         if not low <= value <= high:
             raise self.wrong(key, f"must be from {low:g} to {high:g}")
         return float(value)
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
 
 
 # ---------------------------------------------------------------------------------------------- scheduling

@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from skerry import __version__
 from skerry.config import ConfigError
 from skerry.wire.transport import WireError
+from skerry.words import near
 
 VERBS = {
     "demo": "train on four local learners, kill one, kill the syncer, and show what happens",
@@ -39,6 +40,7 @@ VERBS = {
     "bench": "measure, subject and reference in one run",
 }
 PARENT_POLL_S = 0.5
+T = TypeVar("T")
 NEGATIVE = re.compile(r"-\.?\d")
 OVERRIDE = re.compile(r"--([a-z_]+\.[a-z_]+)(?:=(.*))?", re.DOTALL)
 
@@ -113,9 +115,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     verb, rest = words[0], words[1:]
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(VERBS)}"
-        raise Refusal(f"unknown command {verb!r}: {hint}")
+        raise Refusal(f"unknown command {verb!r}: {near(verb, VERBS)}")
     module = __import__(f"skerry.cli.{verb}", fromlist=["run"])
     code: int = module.run(rest)
     return code
@@ -141,8 +141,8 @@ def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, lis
     options, unknown = parser.parse_known_args(_joined(plain))
     if unknown:
         known = [option for action in parser._actions for option in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
-        hint = f": did you mean {near[0]}?" if near else ""
+        close = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
+        hint = f": did you mean {close[0]}?" if close else ""  # all there are would be no line any more
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
     return options, overrides
 
@@ -198,6 +198,14 @@ whole.__name__ = "whole number"  # what argparse calls it when it is not one
 
 def print_json(record: object) -> None:
     sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+
+
+def tell(record: T, as_json: bool, show: Callable[[T], None]) -> None:
+    """What a command found: to a machine as it is, to a person as `show` has it."""
+    if as_json:
+        print_json(record)
+    else:
+        show(record)
 
 
 def log_to_stderr(name: str, level: int = logging.INFO) -> None:

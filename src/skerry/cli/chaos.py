@@ -95,10 +95,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
     result |= {"plan": plan.name, "seed": config.run.seed, "minutes": config.run.minutes}
     result |= {"wall_s": time.monotonic() - began, "run_dir": str(run_dir)}
     write_json(run_dir / report.REPORT, result)
-    if options.json:
-        cli.print_json(result)
-    else:
-        print_report(result)
+    cli.tell(result, options.json, print_report)
     return 1 if result["violations"] else 0
 
 

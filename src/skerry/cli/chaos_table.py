@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from skerry.shell.syncer import write_json
 from skerry.train.data import Corpus
 from skerry.train.judge import Judge
 from skerry.train.shapes import shape_of
+from skerry.words import near
 
 SECONDS_MIN, STEPS_MIN = 2.0, 10  # in a window, to make a rate
 
@@ -64,10 +64,7 @@ def run(words: Sequence[str]) -> int:
         "out": str(out),
     }
     write_json(out / "table.json", result)
-    if options.json:
-        cli.print_json(result)
-    else:
-        print_table(result)
+    cli.tell(result, options.json, print_table)
     return 1 if table.violations else 0
 
 
@@ -97,9 +94,7 @@ def _checked(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     wanted = [word.strip() for word in options.faults.split(",")]
     for word in wanted:
         if word not in ddp.FAULTS:
-            near = difflib.get_close_matches(word, ddp.FAULTS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(ddp.FAULTS)}"
-            raise cli.Refusal(f"--faults: unknown fault {word!r}: {hint}")
+            raise cli.Refusal(f"--faults: unknown fault {word!r}: {near(word, ddp.FAULTS)}")
     if not options.seconds >= SECONDS_MIN:
         raise cli.Refusal(f"--seconds {options.seconds:g}: must be {SECONDS_MIN:g} or more")
     options.minutes = (WARM_S + 2 * options.seconds + SPARE_S) / 60

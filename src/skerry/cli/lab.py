@@ -6,7 +6,6 @@ A job that fails is told in one line and the others go on; the exit code is 1 th
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import signal
 import sys
@@ -30,6 +29,7 @@ from skerry.lab.study import Job, Study, StudyError, read
 from skerry.lab.table import Row, Table, is_lost, table_of
 from skerry.lab.workers import Event, execute
 from skerry.train.data import STDLIB, corpus_files
+from skerry.words import near
 
 Books = dict[str, Results]  # by study
 
@@ -108,9 +108,7 @@ def _seeds(text: str) -> list[int]:
 def _check(option: str, wanted: Iterator[str] | Sequence[str], known: Sequence[str]) -> None:
     for word in wanted:
         if word not in known:
-            near = difflib.get_close_matches(word, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(dict.fromkeys(known))}"
-            raise cli.Refusal(f"{option} {word}: in none of the studies: {hint}")
+            raise cli.Refusal(f"{option} {word}: in none of the studies: {near(word, dict.fromkeys(known))}")
 
 
 def _books(studies: Sequence[Study], file: Path | None) -> Books:

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from skerry.words import size
+
 LINE_S = 10.0
 PIPED_COLUMNS = 200
 COLOURS = {
@@ -113,7 +115,7 @@ def print_summary(s: dict[str, Any]) -> None:
     """The short end of a run, for a person."""
     up, down, parallel = s["bytes_up"], s["bytes_down"], s["bytes_data_parallel"]
     discarded = ", ".join(f"{n:,.0f} {why}" for why, n in s["tokens_discarded"].items()) or "none"
-    ratio = f", {parallel / (up + down):.0f} times less than data-parallel's {_size(parallel)}" if up + down else ""
+    ratio = f", {parallel / (up + down):.0f} times less than data-parallel's {size(parallel)}" if up + down else ""
     fall = f"{s['val_loss_start']:.3f} → {s['val_loss_end']:.3f} nats/byte"
     rows = [
         ("held-out loss", f"{fall} (before the last merge {s['val_loss_before_close']:.3f})"),
@@ -122,7 +124,7 @@ def print_summary(s: dict[str, Any]) -> None:
         ("goodput", f"{s['goodput']:.1%}; of the capacity no kill took away {s['goodput_of_capacity']:.1%}"),
         ("longest gap", f"{s['merge_gap_max_s']:.1f} s between merges, {s['learner_step_gap_max_s']:.2f} s in a step"),
         ("recoveries", f"{s['learner_restarts']} learner, {s['syncer_restarts']} syncer"),
-        ("on the wire", f"{_size(up)} up, {_size(down)} down{ratio}"),
+        ("on the wire", f"{size(up)} up, {size(down)} down{ratio}"),
         ("run", s["run_dir"]),
         ("model", f"{s['model_path']}\nsha256 {s['model_sha256']}"),
     ]
@@ -133,11 +135,3 @@ def print_summary(s: dict[str, Any]) -> None:
         table.add_row(*row)
     console = Console()
     console.print(table, width=None if console.is_terminal else PIPED_COLUMNS)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -10,20 +10,23 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from skerry import cli
+from skerry import cli, units
 from skerry import config as configs
 from skerry.algo.codecs import CODECS
 from skerry.algo.fragments import Layout
-from skerry.plan import bandwidth, model, paper, units
+from skerry.plan import bandwidth, model, paper
 from skerry.plan.run import report
 from skerry.plan.syncs import Failures, Island, Plan
 from skerry.train.shapes import shape_of
+from skerry.units import Kind
+from skerry.words import counted, size
 
+T = TypeVar("T")
 RUN_PARAMS_MAX = 10**11  # a syncer is one process and holds 12 bytes of each
 SITES_MAX = 10**5
 LEARNERS = 8
@@ -49,36 +52,22 @@ def _whole(text: str) -> int:
         raise ValueError(f"{text!r} is not a whole number") from None
 
 
-class Kind(NamedTuple):
-    """What an option takes."""
+def _typed(kind: Kind) -> Callable[[str], float]:
+    """As an argparse type, whose complaint says why."""
 
-    read: Callable[[str], float]
-    low: float
-    high: float
-    limits: str  # for people
-
-    def value(self, text: str) -> float:
-        value = self.read(text)
-        if not self.low <= value <= self.high:
-            raise ValueError(f"{text!r} must be from {self.limits}")
-        return value
-
-    def typed(self, text: str) -> float:
-        """As an argparse type, whose complaint says why."""
+    def read(text: str) -> float:
         try:
-            return self.value(text)
+            return kind.value(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-
-def _between(low: int, high: int) -> Kind:
-    return Kind(_whole, low, high, f"{low} to {high}")
+    return read
 
 
-PARAMS = Kind(units.count, 1, 1e15, "1 to 1e15")
+PARAMS = Kind(units.count, 1, 1e15)
 STEP_S = Kind(units.seconds, 1e-6, 86400, "1e-6 s to 1d")
 LINK = Kind(units.bits_per_s, 1e3, 1e14, "1kbit to 100Tbit")
-SHARE = Kind(units.share, 0, 1, "0 to 1")
+SHARE = Kind(units.share, 0, 1)
 MBIT = LINK._replace(read=units.mbit_per_s)
 
 
@@ -91,17 +80,20 @@ def _bandwidth(words: Sequence[str]) -> int:
         description="Gbit/s each site needs, data-parallel and with Skerry, or the utilisation a link gives.",
         epilog="Any key of the configuration is an option: --sync.sync_every 48",
     )
-    p.add_argument("--params", type=PARAMS.typed, metavar="N", help="of the model: 5e9, 5B, 300M")
-    p.add_argument("--step-s", type=STEP_S.typed, metavar="T", help="a step's arithmetic: 1, 500ms")
-    p.add_argument("--sites", type=_between(2, SITES_MAX).typed, metavar="N", help="(default: one a learner)")
+    p.add_argument("--params", type=_typed(PARAMS), metavar="N", help="of the model: 5e9, 5B, 300M")
+    p.add_argument("--step-s", type=_typed(STEP_S), metavar="T", help="a step's arithmetic: 1, 500ms")
+    p.add_argument("--sites", type=_typed(Kind(_whole, 2, SITES_MAX)), metavar="N", help="(default: one a learner)")
     p.add_argument(
-        "--learners", type=_between(2, 4096).typed, metavar="M", help=f"spread over the sites (default {LEARNERS})"
+        "--learners",
+        type=_typed(Kind(_whole, 2, 4096)),
+        metavar="M",
+        help=f"spread over the sites (default {LEARNERS})",
     )
     p.add_argument("--codec", choices=CODECS, help="both ways (default int4); else --wire.codec_up, --wire.codec_down")
     p.add_argument(
-        "--utilisation", type=SHARE.typed, metavar="U", help=f"share of time in steps (default {UTILISATION})"
+        "--utilisation", type=_typed(SHARE), metavar="U", help=f"share of time in steps (default {UTILISATION})"
     )
-    p.add_argument("--link", type=LINK.typed, metavar="RATE", help="of a site: 200Mbit, 5Gbit")
+    p.add_argument("--link", type=_typed(LINK), metavar="RATE", help="of a site: 200Mbit, 5Gbit")
     p.add_argument("--paper", action="store_true", help="recompute the paper's Table 13 instead")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
@@ -110,15 +102,9 @@ def _bandwidth(words: Sequence[str]) -> int:
         if given or overrides:
             name = given[0].replace("_", "-") if given else overrides[0][0]
             raise cli.Refusal(f"--{name}: --paper recomputes the paper's own cases and takes nothing else")
-        return _tell(paper.table(), options.json, _print_paper)
-    return _tell(bandwidth.answer(*_question(options, overrides)), options.json, _print_bandwidth)
-
-
-def _tell(told: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> int:
-    if as_json:
-        cli.print_json(told)
+        cli.tell(paper.table(), options.json, _print_paper)
     else:
-        show(told)
+        cli.tell(bandwidth.answer(*_question(options, overrides)), options.json, _print_bandwidth)
     return 0
 
 
@@ -235,12 +221,13 @@ def _run(words: Sequence[str]) -> int:
     p.add_argument("--repair", metavar="TIME", help="until an interrupted learner is back: 10min (default 0)")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
-    return _tell(report(_plan(options, overrides)), options.json, _print_run)
+    cli.tell(report(_plan(options, overrides)), options.json, _print_run)
+    return 0
 
 
 ASKED = {  # options of `plan run` that [plan] of its file may say, too; besides genesis, a path
     "params": PARAMS,
-    "tensors": _between(1, 10**6),
+    "tensors": Kind(_whole, 1, 10**6),
     "mbit": MBIT,
     "rtt_ms": Kind(units.milliseconds, 0, 3600, "0 to 1h"),
     "step_s": STEP_S,
@@ -308,7 +295,7 @@ def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
     elif "params" in asked:
         params, tensors = _one(asked, "params"), int(_one(asked, "tensors", config.sync.num_fragments))
         if tensors > params:
-            raise cli.Refusal(f"{asked['params']}: fewer than the {units.counted(tensors, 'tensor')} they would be in")
+            raise cli.Refusal(f"{asked['params']}: fewer than the {counted(tensors, 'tensor')} they would be in")
         layout = model.even(params, tensors)
     else:
         layout = model.built_in(shape_of(config.model))
@@ -321,22 +308,16 @@ def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
 
 
 def _one(asked: dict[str, Word], name: str, default: float = math.nan) -> float:
-    return _read(name, asked[name], asked[name].text) if name in asked else default
+    return _read(asked[name], ASKED[name].value) if name in asked else default
 
 
-def _each(asked: dict[str, Word], name: str, learners: int) -> list[float]:
-    """A value for each learner: as listed, or the one for all."""
-    values = [_read(name, asked[name], text) for text in asked[name].text.split(",")]
-    if len(values) not in (1, learners):
-        raise cli.Refusal(
-            f"{asked[name]}: {len(values)} values for {units.counted(learners, 'learner')} (run.learners)"
-        )
-    return values * learners if len(values) == 1 else values
+def _each(asked: dict[str, Word], name: str, count: int) -> list[float]:
+    return _read(asked[name], lambda text: ASKED[name].values(text, count))
 
 
-def _read(name: str, word: Word, text: str) -> float:
+def _read(word: Word, read: Callable[[str], T]) -> T:
     try:
-        return ASKED[name].value(text)
+        return read(word.text)
     except ValueError as error:
         raise cli.Refusal(f"{word}: {error}") from None
 
@@ -345,10 +326,10 @@ def _print_run(told: dict[str, Any]) -> None:
     console = Console()
     f, memory, disk = told["fragments"], told["memory"], told["disk"]
     console.print(
-        f"{told['params']:,} parameters in {units.counted(told['tensors'], 'tensor')}, "
-        f"{units.counted(told['learners'], 'learner')}, quorum {told['quorum']}; "
-        f"{units.counted(f['count'], 'fragment')} of {f['smallest']:,} to {f['largest']:,}, the largest "
-        f"{units.size(f['payload_bytes_up'])} up and {units.size(f['payload_bytes_down'])} down"
+        f"{told['params']:,} parameters in {counted(told['tensors'], 'tensor')}, "
+        f"{counted(told['learners'], 'learner')}, quorum {told['quorum']}; "
+        f"{counted(f['count'], 'fragment')} of {f['smallest']:,} to {f['largest']:,}, the largest "
+        f"{size(f['payload_bytes_up'])} up and {size(f['payload_bytes_down'])} down"
     )
     table = _table("phase", "of run", "H", "H really", "limit", "up/step", "down/step", "sync, steps", "fits τ")
     for phase in told["phases"]:
@@ -359,20 +340,20 @@ def _print_run(told: dict[str, Any]) -> None:
             str(phase["sync_every"]),
             f"{phase['sync_every_effective']:.1f}",
             phase["limited_by"],
-            units.size(phase["bytes_per_step_up"]),
-            units.size(phase["bytes_per_step_down"]),
+            size(phase["bytes_per_step_up"]),
+            size(phase["bytes_per_step_down"]),
             f"{max(x['sync_steps'] for x in phase['learners']):.2f}",
             "all" if not late else f"[yellow]{told['learners'] - late} of {told['learners']}[/]",
         )
     console.print(table)
     table = _table("", "needed", "at worst")
     host, syncer = memory["learner_host"], memory["syncer"]
-    table.add_row("memory, a learner's host", units.size(host["total"]), units.size(host["at_worst"]))
-    table.add_row("memory, a learner's device, without activations", units.size(memory["learner_device"]), "")
-    table.add_row("memory, the syncer", units.size(syncer["total"]), units.size(syncer["at_worst"]))
-    table.add_row("disk, the syncer's files", units.size(disk["files"]), "")
-    table.add_row("disk, grows in an hour", units.size(disk["grows_per_hour"]), "")
-    table.add_row("disk, written in an hour", units.size(disk["written_per_hour"]), "")
+    table.add_row("memory, a learner's host", size(host["total"]), size(host["at_worst"]))
+    table.add_row("memory, a learner's device, without activations", size(memory["learner_device"]), "")
+    table.add_row("memory, the syncer", size(syncer["total"]), size(syncer["at_worst"]))
+    table.add_row("disk, the syncer's files", size(disk["files"]), "")
+    table.add_row("disk, grows in an hour", size(disk["grows_per_hour"]), "")
+    table.add_row("disk, written in an hour", size(disk["written_per_hour"]), "")
     console.print(table)
     console.print(f"expected goodput {told['goodput']:.1%}; a quorum is there {told['quorum_share']:.2%} of the time")
     suggested = [f"--{key} {value}" for key, value in told["suggested"].items() if key != "why"]

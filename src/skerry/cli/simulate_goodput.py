@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skerry import cli
+from skerry import cli, units
 from skerry.goodput import paper, plot
 from skerry.goodput.fit import read_record
 from skerry.goodput.model import (
@@ -31,8 +31,9 @@ from skerry.goodput.model import (
     rounds_s,
     simulate,
 )  # fmt: skip
-from skerry.plan import units
+from skerry.units import Kind
 
+T = TypeVar("T")
 DEFAULTS = Costs()
 YEAR_S = 365.25 * DAY_S
 LEARNERS_MAX = 4096
@@ -45,13 +46,15 @@ def run(words: Sequence[str]) -> int:
     options, overrides = cli.parse(_parser(), words)
     if overrides:
         raise cli.Refusal(f"--{overrides[0][0]}: goodput is simulated without a run's configuration")
+    if options.seed is None:
+        options.seed = paper.SEED if options.paper else 0
     stem = _stem(options)
     began = time.perf_counter()
     if options.paper:
         _refuse_others(options)
         return _paper(options, stem, began)
     fleet = _fleet(options)
-    days, trials = _number(options, "days", units.days, 1e-3, 36525, 30.0), _whole(options, "trials", 2, 1e5, 50)
+    days, trials = _number(options, "days", Kind(units.days, 1e-3, 36525), 30.0), _whole(options, "trials", 2, 1e5, 50)
     near = plot.around(fleet) if stem else plot.Around((), {})
     seconds = _affordable(fleet, near, days, trials)
     others = sum(like.learners for like in near.fleets if like != fleet) * min(trials, plot.TRIALS)
@@ -81,10 +84,7 @@ def run(words: Sequence[str]) -> int:
     if drawn:
         found["plots"] = drawn
     found["seconds"] = time.perf_counter() - began
-    if options.json:
-        cli.print_json(found)
-    else:
-        _tell(found)
+    cli.tell(found, options.json, _tell)
     return 0
 
 
@@ -115,7 +115,7 @@ def _parser() -> cli.Parser:
     add("--region-repair", metavar="TIME", help="mean, until it is back (default 2h)")
     add("--days", metavar="N", help="each trial (default 30)")
     add("--trials", metavar="N", help="(default 50)")
-    add("--seed", type=cli.whole, default=0, metavar="SEED")
+    add("--seed", type=cli.whole, metavar="SEED", help="(default 0; with --paper that of the fit)")
     add("--plot", metavar="PATH", help="write PATH.png and PATH.svg (needs skerry[plot])")
     add("--json", action="store_true", help="print one JSON object on stdout")
     return parser
@@ -127,9 +127,9 @@ def _parser() -> cli.Parser:
 def _fleet(options: argparse.Namespace) -> Fleet:
     chips = _chips(options)
     learners = _whole(options, "learners", 1, LEARNERS_MAX, len(chips) if len(chips) > 1 else 8)
-    slice_chips = _each(options, "slice", units.count, 1, 1e7, learners, 256.0)
-    mtbi_s = _each(options, "mtbi", units.seconds, 60, 1e4 * YEAR_S, learners, YEAR_S)
-    speeds = _each(options, "speeds", units.number, 1e-3, 1e3, learners, 1.0)
+    slice_chips = _values(options, "slice", Kind(units.count, 1, 1e7), learners, 256.0)
+    mtbi_s = _values(options, "mtbi", Kind(units.seconds, 60, 1e4 * YEAR_S), learners, YEAR_S)
+    speeds = _values(options, "speeds", Kind(units.number, 1e-3, 1e3), learners, 1.0)
     if len(chips) > 1 and len(chips) != learners:
         raise cli.Refusal(f"--chips {options.chips}: lists {len(chips)} learners, --learners says {learners}")
     if len(chips) == 1:
@@ -153,26 +153,27 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         mtbi_s=tuple(mtbi_s),
         speeds=tuple(speeds),
         is_rigid=options.rigid,
-        checkpoint_s=_number(options, "checkpoint", units.seconds, 1, YEAR_S, 0.0),
+        checkpoint_s=_number(options, "checkpoint", Kind(units.seconds, 1, YEAR_S), 0.0),
         costs=Costs(
-            step_s=_number(options, "step", units.seconds, 1e-3, 3600, DEFAULTS.step_s),
-            restart_s=_number(options, "restart", units.seconds, 0, 30 * DAY_S, DEFAULTS.restart_s),
-            reconfigure_s=_number(options, "reconfigure", units.seconds, 0, 30 * DAY_S, DEFAULTS.reconfigure_s),
-            repair_s=_number(options, "repair", units.seconds, 0, 10 * YEAR_S, DEFAULTS.repair_s),
+            step_s=_number(options, "step", Kind(units.seconds, 1e-3, 3600), DEFAULTS.step_s),
+            restart_s=_number(options, "restart", Kind(units.seconds, 0, 30 * DAY_S), DEFAULTS.restart_s),
+            reconfigure_s=_number(options, "reconfigure", Kind(units.seconds, 0, 30 * DAY_S), DEFAULTS.reconfigure_s),
+            repair_s=_number(options, "repair", Kind(units.seconds, 0, 10 * YEAR_S), DEFAULTS.repair_s),
         ),
         quorum=_quorum(options, learners),
-        grace=_number(options, "grace", units.share, 0, 1, 0.0),
-        speed_variance=_number(options, "speed_variance", units.share, 0, 0.9, 0.0),
+        grace=_number(options, "grace", Kind(units.share, 0, 1), 0.0),
+        speed_variance=_number(options, "speed_variance", Kind(units.share, 0, 0.9), 0.0),
         at_night=at_night,
-        night_s=_number(options, "night", units.seconds, 60, DAY_S, DAY_S / 2),
+        night_s=_number(options, "night", Kind(units.seconds, 60, DAY_S), DAY_S / 2),
         regions=regions,
-        region_mtbi_s=_number(options, "region_mtbi", units.seconds, 3600, 1e4 * YEAR_S, 30 * DAY_S),
-        region_repair_s=_number(options, "region_repair", units.seconds, 1, YEAR_S, 7200.0),
+        region_mtbi_s=_number(options, "region_mtbi", Kind(units.seconds, 3600, 1e4 * YEAR_S), 30 * DAY_S),
+        region_repair_s=_number(options, "region_repair", Kind(units.seconds, 1, YEAR_S), 7200.0),
     )
 
 
 def _chips(options: argparse.Namespace) -> list[float]:
-    return _numbers(options, "chips", units.count, 1, 1e10) or [1.2e6]
+    listed = (options.chips or "").count(",") + 1
+    return _values(options, "chips", Kind(units.count, 1, 1e10), listed, 1.2e6)
 
 
 def _refuse_of_another_mode(options: argparse.Namespace) -> None:
@@ -250,53 +251,29 @@ def _stem(options: argparse.Namespace) -> Path | None:
     return stem
 
 
-Parse = Callable[[str], float]
-
-
-def _number(options: argparse.Namespace, name: str, parse: Parse, low: float, high: float, default: float) -> float:
-    text = getattr(options, name)
-    return default if text is None else _checked(name, text, parse, low, high)
+def _number(options: argparse.Namespace, name: str, kind: Kind, default: float) -> float:
+    return default if getattr(options, name) is None else _read(options, name, kind.value)
 
 
 def _whole(options: argparse.Namespace, name: str, low: float, high: float, default: int) -> int:
-    value = _number(options, name, units.count, low, high, default)
+    value = _number(options, name, Kind(units.count, low, high), default)
     if value != int(value):
         raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: must be a whole number")
     return int(value)
 
 
-def _numbers(options: argparse.Namespace, name: str, parse: Parse, low: float, high: float) -> list[float]:
+def _values(options: argparse.Namespace, name: str, kind: Kind, count: int, default: float) -> list[float]:
+    if getattr(options, name) is None:
+        return [default] * count
+    return _read(options, name, lambda text: kind.values(text, count))
+
+
+def _read(options: argparse.Namespace, name: str, read: Callable[[str], T]) -> T:
     text = getattr(options, name)
-    return [] if text is None else [_checked(name, one, parse, low, high) for one in text.split(",")]
-
-
-def _each(
-    options: argparse.Namespace, name: str, parse: Parse, low: float, high: float, learners: int, default: float
-) -> list[float]:
-    """One value a learner: those listed, or the one for all."""
-    values = _numbers(options, name, parse, low, high) or [default]
-    if len(values) not in (1, learners):
-        raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: write one value, or one for each of {learners}")
-    return values * learners if len(values) == 1 else values
-
-
-def _checked(name: str, text: str, parse: Parse, low: float, high: float) -> float:
     try:
-        value = parse(text)
+        return read(text)
     except ValueError as error:
         raise cli.Refusal(f"{_flag(name)} {text}: {error}") from None
-    if not low <= value <= high:
-        bounds = [_time(n) if parse is units.seconds else f"{n:g}" for n in (low, high)]
-        raise cli.Refusal(f"{_flag(name)} {text}: must be from {' to '.join(bounds)}")
-    return value
-
-
-def _time(seconds: float) -> str:
-    """As an option takes it: 1min, 30d, 10000y."""
-    for unit in ("y", "d", "h", "min"):
-        if seconds and seconds % units.SECONDS[unit] == 0:
-            return f"{seconds / units.SECONDS[unit]:.10g}{unit}"
-    return f"{seconds:g}s"
 
 
 def _flag(name: str) -> str:
@@ -307,7 +284,7 @@ def _flag(name: str) -> str:
 
 
 def _paper(options: argparse.Namespace, stem: Path | None, began: float) -> int:
-    cells = paper.table_1(seed=options.seed or paper.SEED)
+    cells = paper.table_1(seed=options.seed)
     largest, mean = paper.deviations(cells)
     found: dict[str, Any] = {
         "cells": [{**asdict(cell), "deviation": cell.deviation} for cell in cells],
@@ -321,17 +298,14 @@ def _paper(options: argparse.Namespace, stem: Path | None, began: float) -> int:
     }
     if stem:
         fleet = even_fleet(1.2e6, 8)
-        outcome = simulate(fleet, paper.DAYS, paper.TRIALS, options.seed or paper.SEED)
+        outcome = simulate(fleet, paper.DAYS, paper.TRIALS, options.seed)
         swings = plot.Around((), plot.around(fleet).swings)
-        _, swing = plot.simulated(fleet, outcome, swings, paper.DAYS, options.seed or paper.SEED)
+        _, swing = plot.simulated(fleet, outcome, swings, paper.DAYS, options.seed)
         asked = _asked("1.2M, 8 learners", fleet, outcome)
         drawn = plot.draw(stem, plot.of_cells(cells), asked, swing, TITLE)
         found["plots"] = [str(path) for path in drawn]
     found["seconds"] = time.perf_counter() - began
-    if options.json:
-        cli.print_json(found)
-    else:
-        _tell_paper(found, cells)
+    cli.tell(found, options.json, lambda found: _tell_paper(found, cells))
     return 0
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from skerry import cli
 from skerry.goodput import story, twin
 from skerry.goodput.story import StoryError
+from skerry.words import counted
 
 SEEDS = 3
 COMPARED = ("goodput", "merges", "contributors_mean")
@@ -36,10 +37,7 @@ def run(words: Sequence[str]) -> int:
     except StoryError as error:
         raise cli.Refusal(str(error)) from None
     found["seconds"] = time.perf_counter() - began
-    if options.json:
-        cli.print_json(found)
-    else:
-        _tell(found)
+    cli.tell(found, options.json, _tell)
     return 0
 
 
@@ -80,11 +78,11 @@ def _tell(found: dict[str, Any]) -> None:
             f"{found['deviation'][key]:+.1%}",
         )  # fmt: skip
     console.print(table)
-    twins, faults = found["seeds"], sum(found["faults"].values())
-    are_equal = twins > 1 and found["low"] == found["high"]
+    twins, faults = counted(found["seeds"], "twin"), counted(sum(found["faults"].values()), "fault")
+    if found["seeds"] > 1 and found["low"] == found["high"]:
+        twins += ", all equal: every step was on the tape"
     console.print(
-        f"at most {found['deviation_max']:.1%} in {', '.join(found['compared'])}; {twins} twin{'s' * (twins != 1)}"
-        f"{', all equal: every step was on the tape' * are_equal}, {faults} fault{'s' * (faults != 1)} from it, "
+        f"at most {found['deviation_max']:.1%} in {', '.join(found['compared'])}; {twins}, {faults} from the tape, "
         f"{found['seconds']:.1f} s"
     )
 

@@ -90,10 +90,7 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
             cli.print_json({"error": "interrupted", "run_dir": str(run_dir)})
         return 130
     result = _finish(run_dir, local_run, judge, val_loss_start)
-    if options.json:
-        cli.print_json(result)
-    else:
-        live.print_summary(result)
+    cli.tell(result, options.json, live.print_summary)
     return 0
 
 

@@ -18,6 +18,7 @@ from skerry.drawing import STYLE, save
 from skerry.goodput.fit import scaled
 from skerry.goodput.model import Costs, Fleet, Outcome, even_fleet, simulate
 from skerry.goodput.paper import Cell
+from skerry.words import counted
 
 COLOURS = ("#E69F00", "#D55E00", "#CC79A7", "#009E73", "#0072B2", "#000000")
 RIGID_LINE = "1 learner, rigid"  # of the paper's table, beside its elastic ones
@@ -78,7 +79,7 @@ class Around:
 def around(fleet: Fleet) -> Around:
     numbers = sorted({*LEARNERS, fleet.learners}) if _is_plain(fleet) else [fleet.learners]
     chips = sum(fleet.chips)
-    sized = [(_line(n), factor * chips, _resized(fleet, n, factor)) for n in numbers for factor in FACTORS]
+    sized = [(counted(n, "learner"), factor * chips, _resized(fleet, n, factor)) for n in numbers for factor in FACTORS]
     return Around(
         [(line, nominal, like) for line, nominal, like in sized if like is not None],
         {name: (_varied(fleet, name, 0.5), _varied(fleet, name, 2.0)) for name in _names(fleet)},
@@ -87,18 +88,19 @@ def around(fleet: Fleet) -> Around:
 
 def describe(fleet: Fleet) -> str:
     more = [
-        f"{fleet.learners} {'unlike ' if not _is_alike(fleet) else ''}learner{'s' if fleet.learners > 1 else ''}",
+        counted(fleet.learners, "learner" if _is_alike(fleet) else "unlike learner"),
         "rigid" if fleet.is_rigid else "elastic",
     ]
     more += [f"quorum {fleet.quorum}"] if fleet.quorum > 1 else []
     more += [f"{fleet.at_night} of them at night"] if fleet.at_night else []
-    more += [f"{fleet.regions} region{'s' if fleet.regions > 1 else ''}"] if fleet.regions else []
+    more += [counted(fleet.regions, "region")] if fleet.regions else []
     return ", ".join([f"{sum(fleet.chips):,.0f} chips", *more])
 
 
 def of_cells(cells: Sequence[Cell]) -> list[Point]:
     return [
-        Point(RIGID_LINE if c.mode == "rigid" else _line(c.learners), c.chips, c.what, c.ours, c.paper) for c in cells
+        Point(RIGID_LINE if c.mode == "rigid" else counted(c.learners, "learner"), c.chips, c.what, c.ours, c.paper)
+        for c in cells
     ]
 
 
@@ -192,10 +194,6 @@ def _short(chips: float) -> str:
         if chips >= 0.9995 * size:
             return f"{chips / size:.3g}{letter}"
     return f"{chips:.3g}"
-
-
-def _line(learners: int) -> str:
-    return f"{learners} learners" if learners > 1 else "1 learner"
 
 
 def _is_alike(fleet: Fleet) -> bool:

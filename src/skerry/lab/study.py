@@ -7,13 +7,12 @@ computes. No torch here.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import operator
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from msgspec import Struct
 from skerry import config as configs
 from skerry.config import Config, ConfigError
 from skerry.train.shapes import shape_of
+from skerry.words import near
 
 RECIPE = 1
 WHOLE = 0.05  # 1 / speed may miss a whole number by this much: 0.33 is a third
@@ -166,14 +166,14 @@ def read(file: Path) -> Study:
         raise StudyError(f"{file}: is not valid TOML: {error}") from None
     for key in table:
         if key not in HEAD:
-            raise StudyError(f"{file}: unknown key {key}: {_near(key, HEAD)}")
+            raise StudyError(f"{file}: unknown key {key}: {near(key, HEAD)}")
     name, about, baseline = (_word(file, table, key) for key in ("name", "about", "baseline"))
     if not NAME.fullmatch(name):
         raise StudyError(f"{file}: name = {name!r}: use 1 to 64 of a-z, 0-9, '.' and '-'")
     seeds = _seeds(file, table.get("seeds"))
     variants = _variants(file, table)
     if baseline and ":" not in baseline and baseline not in variants:
-        hint = f"{_near(baseline, variants)} (another study's is written study:variant)"
+        hint = f"{near(baseline, variants)} (another study's is written study:variant)"
         raise StudyError(f"{file}: baseline = {baseline!r}: no such variant: {hint}")
     jobs = [
         Job(
@@ -238,14 +238,14 @@ def _overlaid(where: str, base: Config, lab: dict[str, Any], changes: object) ->
         raise StudyError(f"{where}: must be a table")
     for table, values in changes.items():
         if table not in TABLES:
-            raise StudyError(f"{where}: unknown table {table}: {_near(table, TABLES)}")
+            raise StudyError(f"{where}: unknown table {table}: {near(table, TABLES)}")
         if not isinstance(values, dict):
             raise StudyError(f"{where}: {table} = {values!r}: is a table: write keys below it")
     given = [(f"{table}.{key}", value) for table, values in changes.items() for key, value in values.items()]
     for dotted, _ in given:
         table, key = dotted.split(".", 1)
         if table == "lab" and key not in Setting.__struct_fields__:
-            raise StudyError(f"{where}: unknown key {dotted}: {_near(key, Setting.__struct_fields__)}")
+            raise StudyError(f"{where}: unknown key {dotted}: {near(key, Setting.__struct_fields__)}")
         if dotted == "run.seed":
             raise StudyError(f"{where}: run.seed: a study lists its seeds at the top: seeds = [0, 1, 2]")
     try:
@@ -313,8 +313,3 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("trial.momentum_end", 0, 1),
     ("trial.cool", 0, 1),
 )
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"

@@ -20,7 +20,7 @@ from skerry.algo.fragments import BLOCK
 from skerry.core.schedule import WARM
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, Plan, Stretch, Sync, sizes_of, stretch
-from skerry.plan.units import counted, size
+from skerry.words import counted, size
 
 ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}

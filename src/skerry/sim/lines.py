@@ -8,12 +8,13 @@ simulator of faults has links of its own, which carry real frames and lose them:
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload
 
 
-class Line:
+class Line(ABC):
     """Once cut it is gone for good; a learner that comes back has another."""
 
     bytes_in = bytes_out = 0
@@ -24,12 +25,12 @@ class Line:
         self.is_up = True
         hub.lines[self.peer] = self
 
-    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None: ...
 
+    @abstractmethod
     def lost(self) -> None:
         """It was cut just now."""
-        raise NotImplementedError
 
     def cut(self) -> None:
         if self.is_up:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from skerry.words import counted
 
 COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 SECONDS = {
@@ -69,18 +72,35 @@ def mbit_per_s(text: str) -> float:
     return _parse(text.strip().removesuffix("/s"), known, "Mbit/s like 200, or 200Mbit or 1Gbit (bits, not bytes)")
 
 
-def counted(n: int, thing: str) -> str:
-    """1 learner, 2 learners."""
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+class Kind(NamedTuple):
+    """What an option takes: how its text is read, and from where to where it goes."""
+
+    read: Callable[[str], float]
+    low: float
+    high: float
+    limits: str = ""  # for people, where they are not read as written
+
+    def value(self, text: str) -> float:
+        value = self.read(text)
+        if not self.low <= value <= self.high:
+            shown = _time if self.read is seconds else "{:g}".format
+            raise ValueError(f"{text!r} must be from {self.limits or f'{shown(self.low)} to {shown(self.high)}'}")
+        return value
+
+    def values(self, text: str, count: int) -> list[float]:
+        """One for each of so many: as listed with commas, or the one for all."""
+        values = [self.value(one) for one in text.split(",")]
+        if len(values) not in (1, count):
+            raise ValueError(f"{len(values)} values for {counted(count, 'learner')}: write one, or one for each")
+        return values * count if len(values) == 1 else values
 
 
-def size(n: float) -> str:
-    """Bytes, for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 999.5:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.4g} TB"
+def _time(n: float) -> str:
+    """As an option takes it: 1min, 30d, 10000y."""
+    for unit in ("y", "d", "h", "min"):
+        if n and n % SECONDS[unit] == 0:
+            return f"{n / SECONDS[unit]:.10g}{unit}"
+    return f"{n:g}s"
 
 
 def _parse(text: str, units: Mapping[str, float], legal: str) -> float:

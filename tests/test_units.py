@@ -2,7 +2,8 @@
 
 import pytest
 
-from skerry.plan.units import bits_per_s, count, counted, days, mbit_per_s, milliseconds, number, seconds, share, size
+from skerry.units import Kind, bits_per_s, count, days, mbit_per_s, milliseconds, number, seconds, share
+from skerry.words import counted, near, size
 
 READ = [
     (count, "1200", 1200),
@@ -87,3 +88,19 @@ def test_one_is_not_many():
 def test_bytes_for_people():
     told = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_700: "1 MB", 1.5e9: "1.5 GB", 2e15: "2000 TB"}
     assert {n: size(n) for n in told} == told
+
+
+def test_what_an_option_takes_and_from_where_to_where():
+    kind = Kind(seconds, 60, 3600)
+    assert kind.value("2min") == 120 and kind.values("1min,1h", 2) == [60, 3600] and kind.values("1h", 3) == [3600] * 3
+    with pytest.raises(ValueError, match=r"'2h' must be from 1min to 1h"):
+        kind.value("2h")
+    with pytest.raises(ValueError, match="2 values for 3 learners"):
+        kind.values("1min,1h", 3)
+    with pytest.raises(ValueError, match="must be from this to that"):
+        Kind(count, 1, 2, "this to that").value("3")
+
+
+def test_a_word_that_was_probably_meant():
+    assert near("synk", ["run", "sync"]) == "did you mean sync?"
+    assert near("x", {"run": 1, "sync": 2}) == "known are run, sync"
