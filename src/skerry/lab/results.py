@@ -131,7 +131,8 @@ def _key_today(result: Result) -> str:
     if result.key != digest(result.config, result.setting):
         raise OutdatedError("the laboratory computes differently now")
     tables = _tables_today(result)
-    return digest(tables, tables.pop("lab"))
+    lab = tables.pop("lab")
+    return digest(tables, lab)
 
 
 def _tables_today(result: Result) -> dict[str, Any]:
