@@ -8,6 +8,7 @@ import torch
 from skerry.adapters.torch import layout_of_model
 from skerry.algo.fragments import split
 from skerry.lab.stack import Stack
+from skerry.lab.study import PRODUCT, Trial
 from skerry.train.gpt import build
 from skerry.train.inner import Inner, held_out_loss, schedule
 
@@ -15,9 +16,9 @@ SHAPE = (2, 32, 2, 24)
 LR, PROGRESS, ROWS = 3e-3, 0.3, 3
 
 
-def stacked(rows: int, optimizer: str = "adamw") -> Stack:
+def stacked(rows: int, trial: Trial = PRODUCT) -> Stack:
     model = build(*SHAPE, seed=1)
-    stack = Stack(model, split(layout_of_model(model), 5), rows, 0.1, "cpu", "float32", optimizer)
+    stack = Stack(model, split(layout_of_model(model), 5), rows, 0.1, "cpu", "float32", trial)
     for fragment, values in zip(stack.fragments, stack.initial(), strict=True):
         for row in range(rows):
             stack.slice(row, fragment).copy_(values)

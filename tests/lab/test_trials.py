@@ -95,7 +95,7 @@ def test_an_orthogonal_step_has_singular_values_near_one() -> None:
 
 
 def test_muon_moves_the_matrices_inside_and_adamw_the_rest() -> None:
-    plain, muon = stacked(ROWS), stacked(ROWS, "muon")
+    plain, muon = stacked(ROWS), stacked(ROWS, Trial(optimizer="muon"))
     ((inputs, targets),) = batches(1)
     before = {name: p.detach().clone() for name, p in muon.parameters.items()}
     for stack in (plain, muon):

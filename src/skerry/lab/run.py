@@ -120,7 +120,7 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     model = model_of(config)
     fragments = split(layout_of_model(model), config.sync.num_fragments)
     setting = job.setting
-    stack = Stack(model, fragments, 1, config.learner.weight_decay, device, setting.precision, setting.trial.optimizer)
+    stack = Stack(model, fragments, 1, config.learner.weight_decay, device, setting.precision, setting.trial)
     for fragment, values in zip(fragments, stack.initial(), strict=True):
         stack.slice(0, fragment).copy_(values)
     feed = Feed(config, job.setting, device)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from skerry.algo.fragments import Fragment, gather
 from skerry.lab.muon import Muon
+from skerry.lab.study import PRODUCT, Trial
 from skerry.train.gpt import GPT, rotary, rotate
 from skerry.train.inner import BETAS, GRADIENT_NORM_MAX
 
@@ -32,7 +33,7 @@ class Stack:
         weight_decay: float,
         device: str,
         precision: str,
-        optimizer: str = "adamw",
+        trial: Trial = PRODUCT,
     ) -> None:
         self.model, self.fragments, self.device = model, fragments, torch.device(device)
         self.offsets = np.cumsum([0, *(fragment.size for fragment in fragments)])
@@ -44,7 +45,8 @@ class Stack:
         self.parameters = views(self.flat, fragments, self.offsets)
         self._gradients = views(self._gradient, fragments, self.offsets)
         self._decay = weight_decay
-        self._muon = Muon(self.parameters, self.device) if optimizer == "muon" else None
+        self._betas = (BETAS[0], trial.beta2)
+        self._muon = Muon(self.parameters, self.device) if trial.optimizer == "muon" else None
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         decays = torch.zeros(1, size)
@@ -85,7 +87,7 @@ class Stack:
         table[3:] = 1.0
         taking = list(rows)
         table[0, taking] = rates
-        for k, beta in enumerate(BETAS):
+        for k, beta in enumerate(self._betas):
             table[1 + k, taking] = 1 - beta
             table[3 + k, taking] = 1 - beta ** self.counts[taking]
         host = torch.from_numpy(table)

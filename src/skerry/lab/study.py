@@ -40,6 +40,7 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the product does not do, or not yet: it is measured here first (`lab.trials`)."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # of the matrices inside; the rest is always AdamW's
+    beta2: float = 0.95  # how long AdamW remembers squared gradients
     weights: Literal["tokens", "equal"] = "tokens"  # of contributions
     norms: Literal["tensor", "row"] = "tensor"  # what RDA takes direction and length of
     embeddings: Literal["mean", "rda"] = "mean"
@@ -47,6 +48,9 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     lr_end: float = 1.0  # factor for the outer rate at the end of the run, linear over it
     momentum_end: float = 1.0  # and for the outer momentum
     cool: float = 0.0  # share of the run at its end in which merges are as in the warm phase
+
+
+PRODUCT = Trial()  # nothing tried: as the product has it
 
 
 class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +71,7 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     points: int = 20  # of the loss curve
     held_out: int = 256  # batches of 8, for the loss at the end
     precision: Literal["bf16", "float32"] = "bf16"  # of matrix products on a GPU; on a CPU always float32
-    trial: Trial = Trial()
+    trial: Trial = PRODUCT
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -308,6 +312,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mbit_s", 0, 10**6),
     ("points", 1, 10**4),
     ("held_out", 1, 10**5),
+    ("trial.beta2", 0.5, 0.9999),
     ("trial.kept", 0.001, 1),
     ("trial.lr_end", 0, 10),
     ("trial.momentum_end", 0, 1),

@@ -27,7 +27,7 @@ from skerry.core.messages import Message
 from skerry.lab.algebra import Device
 from skerry.lab.feed import Feed
 from skerry.lab.stack import Stack
-from skerry.lab.study import Job, Trial
+from skerry.lab.study import PRODUCT, Job
 from skerry.lab.trials import Trials
 from skerry.node.algebra import Payload, Values
 from skerry.node.learner import LearnerNode, Pending
@@ -72,10 +72,10 @@ class World(Timeline):
             self.config.learner.weight_decay,
             device,
             self.setting.precision,
-            self.setting.trial.optimizer,
+            self.setting.trial,
         )
         trial = self.setting.trial
-        self.algebra = Device(device) if trial == Trial() else Trials(device, trial)
+        self.algebra = Device(device) if trial == PRODUCT else Trials(device, trial)
         self.learners = Learners()
         self.payload_bytes = {"up": 0, "down": 0}
         self._create(folder)
