@@ -1,11 +1,11 @@
 """A plain PyTorch loop, and the five lines (marked +) that make it a learner of a shared run.
 
-    python examples/plain_loop.py                                   # alone: the five lines do nothing
+python examples/plain_loop.py                                   # alone: the five lines do nothing
 
-    python examples/plain_loop.py --genesis genesis.safetensors     # write the first values, once
-    skerry syncer --run runs/plain --genesis genesis.safetensors --run.steps 300 --run.learners 2 &
-    SKERRY_SYNCER=localhost:7077 SKERRY_NAME=a python examples/plain_loop.py &
-    SKERRY_SYNCER=localhost:7077 SKERRY_NAME=b python examples/plain_loop.py
+python examples/plain_loop.py --genesis genesis.safetensors     # write the first values, once
+skerry syncer --run runs/plain --genesis genesis.safetensors --run.steps 300 --run.learners 2 &
+SKERRY_SYNCER=localhost:7077 SKERRY_NAME=a python examples/plain_loop.py &
+SKERRY_SYNCER=localhost:7077 SKERRY_NAME=b python examples/plain_loop.py
 """
 
 import sys

@@ -61,10 +61,11 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     fragment_sync_delay: int = 2  # tau, in inner steps
     quorum: int | float = 0.5  # K: a number of learners, or a share of the ready ones
     grace: float = 0.8  # gamma, the share of the measured slack that may be waited
-    policy: Literal["warm", "fixed"] = "warm"
-    warm_share: float = 0.2  # of the budget, at H = warm_every, plain mean, outer step 1, no momentum
-    warm_every: int = 4
-    ramp_share: float = 0.0  # of the budget after it, over which H grows linearly to sync_every
+    policy: Literal["auto", "fixed"] = "auto"  # auto: merges are a plain mean in a warm and in a cool phase
+    warm_every: int = 4  # H in the warm phase
+    warm_steps: int = 500  # how long it lasts, in inner steps a learner
+    warm_share: float = 0.2  # and how long at most, of the budget
+    cool_share: float = 0.1  # of the budget, at its end
     stale_versions_max: int = 16
     stall_s: float = 20.0  # a connected learner that takes no step for this long does not count for the quorum
     close_timeout_s: float = 30.0
@@ -77,8 +78,8 @@ class Merge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rule: Literal["nesterov", "sgd", "delayed"] = "nesterov"
-    lr: float = 0.3  # eta
-    momentum: float = 0.9  # mu
+    lr: float = 0.4  # eta
+    momentum: float = 0.85  # mu
     delay: int = 4  # versions of a fragment from one momentum step to the next, for "delayed"
     restart: int = 0  # versions of a fragment after which its velocity is forgotten; 0 never
 
@@ -128,7 +129,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def default() -> Config:
-    """The recommended defaults: warm phase, RDA, Nesterov (0.3, 0.9), int4 both ways."""
+    """The recommended defaults: warm phase, RDA, Nesterov (0.4, 0.85), int4 both ways."""
     return Config()
 
 
@@ -248,8 +249,8 @@ def _problems(c: Config) -> Iterable[str]:
             f"sync.fragment_sync_delay = {c.sync.fragment_sync_delay}: longer than sync.sync_every = "
             f"{c.sync.sync_every}; a sync must fit between two of a fragment"
         )
-    if c.sync.warm_share + c.sync.ramp_share > 1:
-        yield f"sync.warm_share + sync.ramp_share = {c.sync.warm_share + c.sync.ramp_share}: more than the whole run"
+    if c.sync.warm_share + c.sync.cool_share > 1:
+        yield f"sync.warm_share + sync.cool_share = {c.sync.warm_share + c.sync.cool_share:g}: more than the whole run"
     if not c.run.name or any(ch not in _NAME for ch in c.run.name) or len(c.run.name) > 64:
         yield f"run.name = {c.run.name!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
 
@@ -275,7 +276,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("sync.grace", 0, 1),
     ("sync.warm_share", 0, 1),
     ("sync.warm_every", 1, 10**6),
-    ("sync.ramp_share", 0, 1),
+    ("sync.warm_steps", 0, 10**9),
+    ("sync.cool_share", 0, 1),
     ("sync.stale_versions_max", 1, 10**9),
     ("sync.stall_s", 0.1, 10**6),
     ("sync.close_timeout_s", 0.1, 10**6),

@@ -199,7 +199,7 @@ def test_an_empty_config_file_changes_nothing(folder, refused):
         (["--sync.grace", "NaN"], "sync.grace = 'NaN': expected `float`"),
         (["--sync.sync_every", "0"], "sync.sync_every = 0: must be from 1 to 1000000"),
         (["--sync.fragment_sync_delay", "99"], "sync.fragment_sync_delay = 99: longer than sync.sync_every"),
-        (["--sync.warm_share", "0.7", "--sync.ramp_share", "0.7"], "more than the whole run"),
+        (["--sync.warm_share", "0.7", "--sync.cool_share", "0.7"], "more than the whole run"),
         (["--learner.step_s", "inf"], "learner.step_s = 'inf': expected `float`"),
         (["--step-s", "nan"], "learner.step_s = nan: must be from 0 to 3600"),
         (["--step-s", "-1"], "learner.step_s = -1.0: must be from 0 to 3600"),

@@ -30,10 +30,10 @@ from skerry.sim.world import World
 
 CONFIG = configs.Config(
     run=configs.Run(learners=3, steps=100),
-    sync=configs.Sync(num_fragments=2, sync_every=8, quorum=0.5, warm_share=0.2, warm_every=4, ramp_share=0.4),
+    sync=configs.Sync(num_fragments=2, sync_every=8, quorum=0.5, warm_share=0.2, warm_every=4, warm_steps=20),
 )
 PLAIN = {"rule": "mean", "outer": "sgd", "lr": 1.0, "momentum": 0.0}
-STEADY = {"rule": "rda", "outer": "nesterov", "lr": 0.3, "momentum": 0.9}
+STEADY = {"rule": "rda", "outer": "nesterov", "lr": 0.4, "momentum": 0.85}
 replace = msgspec.structs.replace
 
 
@@ -51,9 +51,10 @@ def commit(version, rows, phase="steady", fragment=0, **changes):
         "epoch": 1, "fragment": fragment, "version": version, "file": f"{fragment}.{version}",
         "digest": b"%d.%d" % (fragment, version), "parent": b"%d.%d" % (fragment, version - 1),
         **(STEADY if phase == "steady" else PLAIN), "codec": "fp32" if phase == "closing" else "int4",
-        "sync_every": {"warm": 4, "steady": 6, "closing": 8}[phase], "quorum": 1 if phase == "closing" else 2,
+        "sync_every": 4 if phase == "warm" else 8, "quorum": 1 if phase == "closing" else 2,
         "phase": phase, "reason": "all 2 in", "ready": 3, "weights": tuple(r.tokens**2 / r.steps for r in merged),
-        "rows": tuple(rows), "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "closing": 1.0}[phase],
+        "rows": tuple(rows), "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.9, "closing": 1.0}[phase],
+        "steps": 8 * version,
         "open_s": 0.1, "elapsed_s": 10.0 * version, "at": 0.0,
         "codecs": ("int4",) * len(merged), "bases": (version - 1,) * len(merged),
     }  # fmt: skip
@@ -260,7 +261,7 @@ def test_i2_a_discard_of_nothing_or_on_no_fragment():
         {"delay": 4},  # the rule is not delayed
         {"restart": 2},
         {"sync_every": 3},
-        {"sync_every": 8},
+        {"sync_every": 4},  # that of the warm phase
     ],
     ids=str,
 )
@@ -268,21 +269,26 @@ def test_i3_what_a_merge_may_be(changes):
     assert planted(GAP_COMMIT, **changes).startswith("I3: Committed fragment ")
 
 
-def test_i3_h_follows_the_progress_at_which_the_round_opened():
-    """H was 4 until 0.2, then grows to 8 at 0.6; the round may have been opened at any time since the last merge."""
-    for every, progress, is_right in [(4, 0.4, True), (6, 0.4, True), (7, 0.4, False), (8, 0.9, True), (3, 0.9, False)]:
+def test_i3_the_phase_is_one_in_which_the_round_may_have_been_opened():
+    """It was warm at the fragment's last merge, and is steady at 0.4 and cool at 0.9; by steps it is steady from 60."""
+    warm, cool = PLAIN | {"phase": "warm", "sync_every": 4}, PLAIN | {"phase": "cool"}
+    for changes, progress, steps, is_right in [
+        ({}, 0.4, 16, True), (warm, 0.4, 16, True), (cool, 0.4, 16, False), (cool, 0.9, 16, True), ({}, 0.9, 16, True),
+        ({}, 0.1, 16, False), ({}, 0.1, 60, True), (warm, 0.1, 60, True),
+    ]:  # fmt: skip
         facts = clean()
-        facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], sync_every=every, progress=progress)
-        assert (audited(facts).violations == []) == is_right, (every, progress)
+        facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], **changes, progress=progress, steps=steps)
+        found = audited(facts[: GAP_COMMIT + 1]).violations
+        assert (found == []) == is_right, (changes, progress, steps, found)
 
 
 def test_i3_a_restart_closes_the_rounds_that_were_open():
-    """H = 4 was over before this process began: no round of it can be that old, on a fragment never merged either."""
+    """Warm was over before this process began: no round of it can be that old, on a fragment never merged either."""
     rows = [row("a", 0, 10, fragment=1), row("b", 0, 11, fragment=1)]
     for epoch, tape in ((1, clean()[: GAP_COMMIT + 1]), (3, clean()[:CLOSING])):
-        old = commit(1, rows, fragment=1, epoch=epoch, sync_every=4, elapsed_s=25.0)
-        assert (audited([*tape, old]).violations == []) == (epoch == 1)
-        assert audited([*tape, replace(old, sync_every=6)]).violations == []
+        now = {"fragment": 1, "epoch": epoch, "elapsed_s": 25.0, "progress": 0.4}
+        assert (audited([*tape, commit(1, rows, "warm", **now)]).violations == []) == (epoch == 1)
+        assert audited([*tape, commit(1, rows, **now)]).violations == []
 
 
 def test_i3_learners_in_order_of_their_ids():
@@ -447,6 +453,8 @@ def test_a_merge_is_of_the_phase_the_run_is_in():
     assert instead(WARM_COMMIT, early).startswith("phase: ")
     late = commit(3, [row("b", 4, 11, seq=2), row("c", 6, 8, seq=2, life=2)], "warm", epoch=3, progress=0.5)
     assert instead(CLOSING, late).startswith("phase: ")
+    cool = replace(clean()[GAP_COMMIT], phase="cool", **PLAIN)
+    assert instead(GAP_COMMIT, cool).startswith("phase: ")
     facts = clean()
     del facts[5]
     assert "run created" in only_line(audited(facts))
@@ -457,6 +465,7 @@ def test_time_and_progress_never_go_back():
         (GAP_COMMIT, {"progress": 0.05}),
         (GAP_COMMIT, {"progress": 1.5}),
         (GAP_COMMIT, {"progress": math.nan}),
+        (GAP_COMMIT, {"steps": 7}),
         (GAP_COMMIT, {"elapsed_s": 9.0}),
         (GAP_COMMIT, {"elapsed_s": math.nan}),
         (DIED, {"elapsed_s": 9.0}),

@@ -462,10 +462,11 @@ def test_design_open_rounds_are_capped():
 
 
 def test_design_the_fastest_may_lead_by_2h():
-    """K = 2, one fast learner: due when it has 2H unsettled steps and the second at least one."""
-    desk = Desk(num_fragments=1, sync_every=4, quorum=2)
-    desk.ready("a", "b")
+    """K = 3, one fast learner: due when it has 2H unsettled steps and two others at least one."""
+    desk = Desk(num_fragments=1, sync_every=4, quorum=3)
+    desk.ready("a", "b", "c")
     desk.report("b", 1)
+    desk.report("c", 1)
     desk.report("a", 7)
     assert rounds(desk) == []
     desk.report("a", 8)
@@ -480,23 +481,42 @@ def test_design_h_counts_steps_not_time():
     assert rounds(desk) == []
 
 
-def test_design_warm_phase_then_steady():
-    """H = warm_every, plain mean, outer step 1, no momentum until warm_share; then the configured rule."""
-    config = config_of({"learners": 1, "steps": 100}, num_fragments=1, sync_every=8, policy="warm", warm_every=2)
+def test_design_warm_phase_then_steady_then_cool():
+    """A plain mean, outer step 1 and no momentum until warm_share and from 1 - cool_share; at first H = warm_every."""
+    config = config_of({"learners": 1, "steps": 100}, num_fragments=1, sync_every=8, policy="auto", warm_every=2)
     desk = Desk(config)
     desk.ready("a")
     seen = []
-    for step in range(1, 60):
+    for step in range(1, 100):
         desk.now += 1
         desk.report("a", step)
         for p in rounds(desk):
             seen += of(desk.contribute("a", p), Merge)
     warm = [m for m in seen if m.phase == "warm"]
     steady = [m for m in seen if m.phase == "steady"]
+    cool = [m for m in seen if m.phase == "cool"]
     assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in warm} == {("mean", "sgd", 1.0, 0.0, 2)}
-    assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in steady} == {("rda", "nesterov", 0.3, 0.9, 8)}
+    assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in steady} == {("rda", "nesterov", 0.4, 0.85, 8)}
+    assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in cool} == {("mean", "sgd", 1.0, 0.0, 8)}
     assert all(m.contributions[0].steps == 2 for m in warm) and all(m.contributions[0].steps == 8 for m in steady[1:])
     assert max(m.progress for m in warm) < 0.2 <= min(m.progress for m in steady)
+    assert max(m.progress for m in steady) < 0.9 <= min(m.progress for m in cool)
+    assert len(warm) + len(steady) + len(cool) == len(seen)
+
+
+def test_design_the_warm_phase_lasts_so_many_steps_and_no_longer():
+    config = config_of({"learners": 2, "steps": 1000}, num_fragments=1, sync_every=8, policy="auto", warm_steps=20)
+    desk = Desk(config)
+    desk.ready("a", "b")
+    phases = {}
+    for step in range(1, 60):
+        desk.now += 1
+        for name in ("a", "b"):
+            desk.report(name, step)
+        for p in rounds(desk):
+            phases |= {m.steps: m.phase for name in ("a", "b") for m in of(desk.contribute(name, p), Merge)}
+    assert {phase for steps, phase in phases.items() if steps < 40} == {"warm"}
+    assert {phase for steps, phase in phases.items() if steps >= 40} == {"steady"}
 
 
 # ---------------------------------------------------------------------------------------------- settlement

@@ -208,7 +208,7 @@ def test_the_restarted_syncer_goes_on_where_the_tape_ends(facts):
 def test_the_run_went_through_its_phases_once(facts, commits):
     phases = [fact.phase for fact in facts if isinstance(fact, PhaseChanged)]
     assert phases == ["training", "closing", "closed"]
-    order = {"warm": 0, "steady": 1, "closing": 2}
+    order = {"warm": 0, "steady": 1, "cool": 2, "closing": 3}
     for p in {commit.fragment for commit in commits}:  # a round keeps the phase it was opened in
         ranks = [order[commit.phase] for commit in commits if commit.fragment == p]
         assert ranks == sorted(ranks)

@@ -38,7 +38,7 @@ def of(path: Path, **data: Any) -> Config:
 
 def streams_of(config: Config) -> list[Stream]:
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
-    return [Stream(corpus, shard, LEARNERS, config.run.seed, BATCH, CONTEXT) for shard in range(LEARNERS)]
+    return [Stream(corpus, learner, config.run.seed, BATCH, CONTEXT) for learner in range(LEARNERS)]
 
 
 def is_same(ours: torch.Tensor, theirs: np.ndarray) -> bool:
@@ -85,18 +85,18 @@ def test_a_text_too_small_to_be_dealt_is_shared(tmp_path: Path) -> None:
 
 
 def test_with_domains_each_row_has_a_stretch_of_its_own(config: Config) -> None:
-    """One after the other through the whole training text; dealt, the chunks of all lie everywhere."""
+    """One after the other through the whole training text; dealt, or drawn from all, each row is everywhere."""
     text = Corpus.open(config.data.path, config.data.bytes_max).train.tobytes()
     spans = {}
-    for domains in (True, False):
-        feed = Feed(config, Setting(domains=domains), "cpu")
+    for kind in ("domains", "dealt", "all"):
+        feed = Feed(config, Setting(text=kind), "cpu")
         drawn = torch.cat([feed.windows(range(LEARNERS))[0] for _ in range(100)], dim=1).to(torch.uint8).numpy()
         places = [[text.find(window.tobytes()) for window in row] for row in drawn]
-        spans[domains] = [(min(found for found in row if found >= 0), max(row)) for row in places]
-        assert not domains or min(map(min, places)) >= 0  # none runs over the end of a stretch
-    assert all(last < first for (_, last), (first, _) in pairwise(spans[True]))
-    assert all(last - first > 0.25 * len(text) for first, last in spans[True])
-    assert all(last - first > 0.9 * len(text) for first, last in spans[False])
+        spans[kind] = [(min(found for found in row if found >= 0), max(row)) for row in places]
+        assert kind == "dealt" or min(map(min, places)) >= 0  # none runs over the end of a stretch
+    assert all(last < first for (_, last), (first, _) in pairwise(spans["domains"]))
+    assert all(last - first > 0.25 * len(text) for first, last in spans["domains"])
+    assert all(last - first > 0.9 * len(text) for first, last in spans["dealt"] + spans["all"])
 
 
 def test_the_held_out_text_is_the_judges(config: Config) -> None:

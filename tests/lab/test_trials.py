@@ -11,7 +11,7 @@ from lab.test_algebra import fragment_of, gaussian  # noqa: E402
 from lab.test_stack import LR, ROWS, batches, stacked  # noqa: E402
 from lab.test_world import job_of, lived  # noqa: E402
 from skerry.algo.fragments import BLOCK, Tensor, layout_of, split  # noqa: E402
-from skerry.core.schedule import STEADY, WARM  # noqa: E402
+from skerry.core.schedule import COOL, STEADY, WARM  # noqa: E402
 from skerry.lab.algebra import Device  # noqa: E402
 from skerry.lab.muon import MOMENTUM, SCALE, orthogonal  # noqa: E402
 from skerry.lab.study import Trial  # noqa: E402
@@ -74,15 +74,14 @@ def test_the_outer_step_falls_with_progress_in_the_steady_phase_alone(monkeypatc
         return merge(self, order, *rest)
 
     monkeypatch.setattr(Device, "merge", recorded)
-    lived(job_of(trial=Trial(lr_end=0.5, momentum_end=0.0, cool=0.2)), tmp_path)
-    assert any(order.phase == STEADY and order.progress > 0.8 for order in orders)
+    lived(job_of({"sync.cool_share": 0.3}, trial=Trial(lr_end=0.5, momentum_end=0.0)), tmp_path)
     for order in orders:
-        if order.phase == STEADY and order.progress <= 0.8:
-            assert order.lr == pytest.approx(0.3 * (1 - order.progress / 2))
-            assert order.momentum == pytest.approx(0.9 * (1 - order.progress))
+        if order.phase == STEADY:
+            assert order.lr == pytest.approx(0.4 * (1 - order.progress / 2))
+            assert order.momentum == pytest.approx(0.85 * (1 - order.progress))
         else:
             assert (order.rule, order.outer, order.lr, order.momentum) == ("mean", "sgd", 1.0, 0.0)
-    assert {order.phase for order in orders} >= {WARM, STEADY}
+    assert {order.phase for order in orders} >= {WARM, STEADY, COOL}
 
 
 def test_an_orthogonal_step_has_singular_values_near_one() -> None:

@@ -305,8 +305,8 @@ def corpus_of(config: Config) -> Corpus:
     return Corpus.open(config.data.path, config.data.bytes_max)
 
 
-def stream_of(config: Config, shard: int) -> Stream:
-    return Stream(corpus_of(config), shard, config.run.learners, config.run.seed, config.data.batch, CONTEXT)
+def stream_of(config: Config, learner: int) -> Stream:
+    return Stream(corpus_of(config), learner, config.run.seed, config.data.batch, CONTEXT)
 
 
 def test_data_parallel_is_plain_training_on_all_batches_put_together() -> None:
@@ -314,7 +314,7 @@ def test_data_parallel_is_plain_training_on_all_batches_put_together() -> None:
     config = job.config
     result = run(job, "cpu")
     inner = Inner(model_of(config), config.learner.lr, config.learner.weight_decay)
-    streams = [stream_of(config, shard) for shard in range(LEARNERS)]
+    streams = [stream_of(config, learner) for learner in range(LEARNERS)]
     curve, final = (plain_text(config, count) for count in (CURVE_BATCHES, job.setting.held_out))
     losses = []
     for step in range(STEPS):

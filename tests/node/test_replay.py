@@ -31,7 +31,7 @@ def config(record="full", segment_bytes=3000, **run):
     """RDA and Nesterov after a warm phase, int4 both ways, and segments smaller than `validate` would let through."""
     tables = {
         "run": {"steps": 110, **run},
-        "sync": {"quorum": 2, "policy": "warm", "warm_share": 0.3, "warm_every": 2},
+        "sync": {"quorum": 2, "policy": "auto", "warm_share": 0.3, "warm_every": 2, "cool_share": 0.2},
         "merge": {"rule": "rda"},
         "outer": NESTEROV,
         "wire": INT4,
@@ -119,7 +119,7 @@ def named(record):
 def test_a_whole_run_replays_to_the_bit(recorded, tmp_path):
     """Warm and steady merges, a restart, rotated segments, quantised both ways, float32 at the end."""
     commits, records = commits_of(recorded), records_of(recorded)
-    assert {"warm", "steady", "closing"} == {c.phase for c in commits}
+    assert {"warm", "steady", "cool", "closing"} == {c.phase for c in commits}
     assert {c.rule for c in commits} == {"mean", "rda"} and {c.codec for c in commits} == {"int4", "fp32"}
     assert len({r.segment for r in records}) > 2 and any(r.is_fold for r in records)
     assert sum(isinstance(fact, EpochStarted) for fact in facts_of(recorded)) == 2
@@ -146,6 +146,7 @@ def test_the_outer_steps_calendar_is_on_the_tape(rule, tmp_path):
     assert said == {
         "warm": ("mean", "sgd", "int2", 1, 0),
         "steady": ("consensus", rule, "int2", delay, 5),
+        "cool": ("mean", "sgd", "int2", 1, 0),
         "closing": ("mean", "sgd", "fp32", 1, 0),
     }
     assert replayed(root).identical
@@ -533,7 +534,7 @@ def test_contributions_of_another_merge_are_a_difference(copy):
 
 
 def test_contributions_of_another_length_are_a_difference(copy):
-    longer = next(c for c in commits_of(copy) if c.phase == "closing")
+    longer = next(c for c in commits_of(copy) if set(c.codecs) == {"fp32"})
     record = tampered(copy, 20, payloads=lambda f: longer.payloads)
     report = replayed(copy)
     assert named(record) in report.first_difference and "its contributions are" in report.first_difference

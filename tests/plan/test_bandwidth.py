@@ -33,7 +33,7 @@ def test_what_is_left_out_is_named_and_still_shown():
 
 
 @pytest.mark.parametrize("utilisation", [0.3, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("overrides", [{}, FIXED, {"sync__ramp_share": 0.3}, {"wire__codec_up": "bf16"}])
+@pytest.mark.parametrize("overrides", [{}, FIXED, {"sync__warm_share": 0.5}, {"wire__codec_up": "bf16"}])
 def test_a_link_of_the_needed_rate_gives_the_utilisation(utilisation, overrides):
     config = config_of(**overrides)
     need = answer(Question(5e9, 1.0, 4, 8, utilisation), config)
@@ -86,9 +86,8 @@ def test_a_delay_of_one_step_needs_both_ways_within_it():
     assert one == pytest.approx(2 * two)
 
 
-def test_periods_follow_the_core_over_a_ramp():
-    sync = config_of(sync__ramp_share=0.2).sync
-    found = bandwidth.periods(sync)
-    assert sum(p.share for p in found) == pytest.approx(1)
-    assert [p.sync_every for p in found] == sorted(p.sync_every for p in found)
-    assert found[0].sync_every == 4 and found[-1] == ("steady", pytest.approx(0.6, abs=0.02), 24)
+def test_the_warm_period_is_at_its_longest_unless_the_steps_are_known():
+    assert bandwidth.periods(config_of()) == [("warm", 0.2, 4), ("steady", 0.8, 24)]
+    assert bandwidth.periods(config_of(run__steps=1000)) == [("warm", 0.2, 4), ("steady", 0.8, 24)]
+    assert bandwidth.periods(config_of(run__steps=10_000)) == [("warm", 0.05, 4), ("steady", 0.95, 24)]
+    assert bandwidth.periods(config_of(**FIXED)) == [("steady", 1.0, 24)]

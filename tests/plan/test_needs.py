@@ -102,7 +102,7 @@ def test_recorded_contributions_of_a_real_run(started):
 def test_merges_and_bytes_of_a_real_run_are_the_planned_ones(started):
     pair, config = started(ticks=40, sync={"sync_every": 16})
     plan = Plan(config, pair.layout, tuple(Island(n, STEP_S, 1e12, 0.0) for n in pair.loops))
-    at = stretch(plan, sizes_of(plan), periods(config.sync)[-1])
+    at = stretch(plan, sizes_of(plan), periods(config)[-1])
     assert at.limit == "steps" and at.period_s == (16 + 3 / 4) * STEP_S
     before, sent = pair.syncer.machine.state.merges, len(pair.contributions)
     pair.run(400)

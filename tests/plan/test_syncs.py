@@ -35,7 +35,7 @@ def plan_of(rates=(1e9,) * 4, steps=(1.0,) * 4, rtt=0.0, params=N, tensors=24, f
 
 
 def steady(plan):
-    return stretch(plan, sizes_of(plan), periods(plan.config.sync)[-1])
+    return stretch(plan, sizes_of(plan), periods(plan.config)[-1])
 
 
 FRAGMENT_BITS = 8 * payload_bytes("int4", 128_000)
@@ -117,7 +117,7 @@ def apply(plan, suggested):
     "plan",
     [
         plan_of(rates=(20e6,) * 4, params=300e6, tensors=200),
-        plan_of(rates=(20e6, 20e6, 5e6, 5e6), params=300e6, tensors=200, sync__quorum=2, sync__policy="warm"),
+        plan_of(rates=(20e6, 20e6, 5e6, 5e6), params=300e6, tensors=200, sync__quorum=2, sync__policy="auto"),
         plan_of(rates=(50e6,) * 4, params=100e6, tensors=100, wire__codec_up="fp32", wire__codec_down="bf16"),
         plan_of(rates=(1e12,) * 4, params=5e9, tensors=300),
     ],
@@ -166,7 +166,7 @@ def test_links_as_much_faster_as_was_said_do_carry_it():
 @pytest.mark.parametrize("learners", [1, 4])
 def test_nothing_suggested_is_refused(rate, params, learners):
     steps = (0.01, 1.0, 1.0, 3.0)[:learners]
-    plan = plan_of(rates=(rate,) * learners, steps=steps, params=params, tensors=300, sync__policy="warm")
+    plan = plan_of(rates=(rate,) * learners, steps=steps, params=params, tensors=300, sync__policy="auto")
     suggested = report(plan)["suggested"]
     if suggested:
         apply(plan, suggested)  # validates
@@ -200,7 +200,7 @@ SAID = [
     ({"steps": (30.0,) * 4}, "sync.stall_s = 20"),
     ({"wire__timeout_s": 1.0}, "wire.timeout_s = 1 is not above wire.heartbeat_s"),
     ({"rtt": 12.0}, "a round trip takes 12 s"),
-    ({"sync__policy": "warm", "sync__warm_every": 30}, "sync.warm_every = 30 is above"),
+    ({"sync__policy": "auto", "sync__warm_every": 30}, "sync.warm_every = 30 is above"),
     ({"run__steps": 10}, "run.steps = 10 is less than"),
     ({"wire__held_bytes_max": 1 << 20, "params": 1e9}, "wire.held_bytes_max"),
     ({"learner__step_s": 2.0}, "learner.step_s = 2 pads"),

@@ -18,7 +18,7 @@ def corpus():
 
 def train(corpus, steps=STEPS, seed=0, lr=5e-3):
     inner = Inner(build(layers=2, width=32, heads=2, context=32, seed=seed), lr)
-    stream = Stream(corpus, shard=0, shards=2, seed=seed, batch=8, context=32)
+    stream = Stream(corpus, learner=0, seed=seed, batch=8, context=32)
     losses = [inner.step(*next(stream), progress=step / steps) for step in range(steps)]
     return inner, losses
 
@@ -50,7 +50,7 @@ def test_held_out_loss_changes_nothing(corpus):
 
 def test_the_rate_is_peak_times_schedule_times_ramp(corpus):
     inner, _ = train(corpus, steps=1, lr=1e-2)
-    batch = next(Stream(corpus, shard=0, shards=1, seed=0, batch=2, context=32))
+    batch = next(Stream(corpus, learner=0, seed=0, batch=2, context=32))
     inner.step(*batch, progress=0.5, ramp=0.25)
     assert {group["lr"] for group in inner.optimizer.param_groups} == {1e-2 * schedule(0.5) * 0.25}
 
@@ -58,7 +58,7 @@ def test_the_rate_is_peak_times_schedule_times_ramp(corpus):
 def test_a_ramp_of_zero_leaves_the_model_as_it_is(corpus):
     inner, _ = train(corpus, steps=1)
     before = [p.clone() for p in inner.model.parameters()]
-    inner.step(*next(Stream(corpus, 0, 1, 0, 2, 32)), progress=0.5, ramp=0.0)
+    inner.step(*next(Stream(corpus, 0, 0, 2, 32)), progress=0.5, ramp=0.0)
     assert all(torch.equal(a, b) for a, b in zip(before, inner.model.parameters(), strict=True))
 
 

@@ -101,7 +101,7 @@ class Learner:
 
     @property
     def index(self) -> int:
-        """This learner's number in the run, by order of first joining: picks a data shard."""
+        """This learner's number in the run, by order of first joining: picks what it draws from the data."""
         welcome = self._shell.node.welcome if self._shell else None
         return welcome.index if welcome else 0
 

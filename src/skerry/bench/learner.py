@@ -68,7 +68,7 @@ class _Loop:
         self.model = model_of(config).to(device)
         self.inner = Inner(self.model, config.learner.lr, config.learner.weight_decay)
         corpus = Corpus.open(config.data.path, config.data.bytes_max)
-        self.stream = Stream(corpus, 0, 1, 0, config.data.batch, shape_of(config.model).context)
+        self.stream = Stream(corpus, 0, 0, config.data.batch, shape_of(config.model).context)
 
     def tokens_per_s(self, steps: int, learner: Learner | None) -> float:
         tokens, began = 0, 0.0

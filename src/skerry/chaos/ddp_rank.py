@@ -42,7 +42,7 @@ class Parallel(DistributedDataParallel):
 def train(config: configs.Config, rank: int, world: int, log: Path) -> None:
     """Step until ended from outside, or until the process group fails."""
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
-    stream = Stream(corpus, rank, world, config.run.seed, config.data.batch, shape_of(config.model).context)
+    stream = Stream(corpus, rank, config.run.seed, config.data.batch, shape_of(config.model).context)
     model = Parallel(model_of(config))
     inner = Inner(cast(GPT, model), config.learner.lr, config.learner.weight_decay)
     pace = Pace(config.learner.step_s)

@@ -41,7 +41,7 @@ from skerry.core.facts import (
 )
 from skerry.core.ledger import MERGED, Account, Ledger, Settled
 from skerry.core.quorum import quorum_size
-from skerry.core.schedule import STEADY, WARM, phase_at, recipe_of, sync_every_at
+from skerry.core.schedule import STAGES, phase_at, recipe_of, sync_every_in
 from skerry.core.state import RunState, created
 
 PHASES = ("created", "training", "closing", "closed")
@@ -62,7 +62,7 @@ class Audit:
         self.state: RunState | None = None
         self._config = configs.Config()
         self._last: dict[int, Committed] = {}  # fragment -> its newest commit
-        self._progress_at_epoch = 0.0  # rounds do not survive a restart: none was opened before this
+        self._at_epoch = (0.0, 0)  # progress and steps: rounds do not survive a restart, none was opened before this
         self._fact: Fact | RunState | None = None
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class Audit:
                 self._demand(False, "I15", "a run is created once")
             case EpochStarted():
                 self._demand(fact.epoch == state.epoch + 1, "I13", "epoch {} after {}", fact.epoch, state.epoch)
-                self._progress_at_epoch = state.progress
+                self._at_epoch = (state.progress, state.ledger.steps)
             case LifeStarted():
                 self._open(state, fact.elapsed_s)
                 self._life_started(state, fact)
@@ -238,8 +238,9 @@ class Audit:
         self._demand(fact.parent == at.digest, "I3", "parent {}, was {}", fact.parent.hex(), at.digest.hex())
         self._demand(0 < fact.epoch == state.epoch, "I13", "epoch {}, current is {}", fact.epoch, state.epoch)
         # A merge may take a while, so only commits of one fragment are in the order in which they were decided.
-        progress, elapsed_s = (last.progress, last.elapsed_s) if last else (0.0, 0.0)
+        progress, steps, elapsed_s = (last.progress, last.steps, last.elapsed_s) if last else (0.0, 0, 0.0)
         self._demand(progress <= fact.progress <= 1, "clock", "progress {} after {}", fact.progress, progress)
+        self._demand(steps <= fact.steps, "clock", "{} steps after {}", fact.steps, steps)
         is_later = elapsed_s - CLOCK_SLACK_S <= fact.elapsed_s < math.inf
         self._demand(is_later, "clock", "{} s of training after {} s", fact.elapsed_s, elapsed_s)
         self._seen(state, fact.seen)
@@ -250,7 +251,8 @@ class Audit:
             merged = [row for row in fact.rows if row.fate == MERGED]
             self._merged(fact, merged)
             self._quorum(fact, len(merged))
-            self._settings(state, fact, max(progress, self._progress_at_epoch))
+            since = (max(progress, self._at_epoch[0]), max(steps, self._at_epoch[1]))
+            self._settings(state, fact, since)
 
     def _gone_back(self, fact: Committed, last: Committed | None) -> None:
         self._demand(not fact.rows and not fact.weights, "I3", "merges while it goes back: {}", fact.rows)
@@ -286,21 +288,19 @@ class Audit:
         self._demand(fact.quorum == quorum, "I11", "quorum {} with {} ready, configured {}", *said, quorum)
         self._demand(1 <= fact.quorum <= merged, "I11", "{} merged, quorum {}", merged, fact.quorum)
 
-    def _settings(self, state: RunState, fact: Committed, opened_from: float) -> None:
-        """What its phase says; the phase follows from the progress at which its round was opened, not on the tape."""
-        config, sync = self._config, self._config.sync
+    def _settings(self, state: RunState, fact: Committed, since: tuple[float, int]) -> None:
+        """What its phase says; that is the phase when its round was opened: not on the tape, but after `since`."""
+        config = self._config
         if fact.phase == "closing":
             is_possible = state.phase == "closing"
         else:
-            is_possible = state.phase in ("training", "closing") and (
-                (fact.phase == WARM and phase_at(sync, opened_from) == WARM)
-                or (fact.phase == STEADY and phase_at(sync, fact.progress) == STEADY)
-            )
-        self._demand(is_possible, "phase", "a {} merge at {}, run {}", fact.phase, fact.progress, state.phase)
-        turns = (sync.warm_share, sync.warm_share + sync.ramp_share)  # H is monotone between them
-        points = (opened_from, fact.progress, *(min(max(turn, opened_from), fact.progress) for turn in turns))
-        every = [sync_every_at(sync, point) for point in points]
-        self._demand(min(every) <= fact.sync_every <= max(every), "I3", "H = {}, not in {}", fact.sync_every, every)
+            first, last = (STAGES.index(phase_at(config, *at)) for at in (since, (fact.progress, fact.steps)))
+            is_possible = state.phase in ("training", "closing") and fact.phase in STAGES[first : last + 1]
+        how_far = (fact.progress, fact.steps)
+        self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", fact.phase, *how_far, state.phase)
+        if fact.phase != "closing":  # which may come in either phase
+            every = sync_every_in(config.sync, fact.phase)
+            self._demand(fact.sync_every == every, "I3", "H = {}, not {}", fact.sync_every, every)
         codec = "fp32" if fact.phase == "closing" else config.wire.codec_down
         expected = (*recipe_of(config, fact.phase), codec)
         said = (fact.rule, fact.outer, fact.lr, fact.momentum, fact.delay, fact.restart, fact.codec)

@@ -143,6 +143,7 @@ class Merge(Struct, frozen=True):
     elapsed_s: float
     delay: int = 1
     restart: int = 0
+    steps: int = 0
 
 
 class Dismiss(Struct, frozen=True):

@@ -101,6 +101,7 @@ class Committed(Struct, frozen=True, tag=True):
     payloads: str = ""  # file with their bytes, one after the other, where the run records them
     delay: int = 1  # the outer rule's, as are lr and momentum
     restart: int = 0
+    steps: int = 0  # of all learners, when it was decided
 
 
 class Discarded(Struct, frozen=True, tag=True):

@@ -103,7 +103,7 @@ class Welcome(Struct, frozen=True, tag=True):
     epoch: int
     learner: str
     life: int
-    index: int  # order of first joining: picks the data shard
+    index: int  # order of first joining: picks its batches
     config: bytes
     prior_steps: int  # produced in earlier lives of this learner
     prior_tokens: int

@@ -1,6 +1,6 @@
 """How far the run is, which fragment is due, and how many rounds may be opened when.
 
-H follows global progress (the policy); a fragment is due by steps, never by time, so H does not collapse on a fast
+H follows how far the run is (the policy); a fragment is due by steps, never by time, so H does not collapse on a fast
 network; openings are paced so that traffic stays smooth, also after an outage.
 """
 
@@ -15,6 +15,8 @@ from skerry.core.ledger import Ledger
 
 WARM = "warm"
 STEADY = "steady"
+COOL = "cool"
+STAGES = (WARM, STEADY, COOL)  # of training, in this order
 
 
 class Recipe(NamedTuple):
@@ -41,12 +43,22 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
     return ledger.steps / (run.steps * run.learners)
 
 
-def phase_at(sync: Sync, progress: float) -> str:
-    return WARM if sync.policy == "warm" and progress < sync.warm_share else STEADY
+def phase_at(config: Config, progress: float, steps: int) -> str:
+    """Warm for so many steps a learner, `steps` being those of all, and never beyond its share; cool at the end."""
+    sync = config.sync
+    if sync.policy == "fixed":
+        return STEADY
+    if progress < sync.warm_share and steps < sync.warm_steps * config.run.learners:
+        return WARM
+    return COOL if progress >= 1 - sync.cool_share else STEADY
 
 
 def recipe_of(config: Config, phase: str) -> Recipe:
-    """What a merge of this phase does; momentum begins from zero at the end of the warm phase."""
+    """What a merge of this phase does.
+
+    Momentum begins from zero at the end of the warm phase, and is forgotten when the cool one begins: there the mean
+    takes out the noise that stretching it and momentum leave in the model.
+    """
     if phase != STEADY:
         return PLAIN
     outer = config.outer
@@ -54,16 +66,9 @@ def recipe_of(config: Config, phase: str) -> Recipe:
     return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
 
 
-def sync_every_at(sync: Sync, progress: float) -> int:
-    """H at this progress: short in the warm phase, then ramped (or jumping) to `sync_every`."""
-    if sync.policy == "fixed":
-        return sync.sync_every
-    if progress < sync.warm_share:
-        return min(sync.warm_every, sync.sync_every)
-    if sync.ramp_share and progress < sync.warm_share + sync.ramp_share:
-        done = (progress - sync.warm_share) / sync.ramp_share
-        return round(sync.warm_every + done * (sync.sync_every - sync.warm_every))
-    return sync.sync_every
+def sync_every_in(sync: Sync, phase: str) -> int:
+    """H in this phase."""
+    return min(sync.warm_every, sync.sync_every) if phase == WARM else sync.sync_every
 
 
 def first_due(fragment: int, fragment_count: int, sync_every: int) -> int:
@@ -71,18 +76,25 @@ def first_due(fragment: int, fragment_count: int, sync_every: int) -> int:
     return max(1, math.ceil(sync_every * (fragment + 1) / fragment_count))
 
 
-def overdue(unsettled: Sequence[int], quorum: int, due_at: int) -> float:
-    """How many times over a fragment is due; below 1 it is not.
+def steps_due(unsettled: Sequence[int], quorum: int) -> float:
+    """The steps that H counts, from the ready learners' unsettled ones; none before K learners have at least one.
 
-    Due when K learners have `due_at` unsettled steps, or the fastest has twice that and K have at least one: else a
-    slow majority stretches H tenfold. `unsettled` holds the ready learners' unsettled steps.
+    Those that K learners have. But no less than the K fastest have on average, save one, so that H hardly stretches
+    while one of the fast is away; and half of the fastest's, so that it does not stretch tenfold where most are slow.
+    Save one: learners of equal speed differ by a step, and their rounds should wait for all of them to have H.
     """
-    if len(unsettled) < quorum:
+    fastest = sorted(unsettled, reverse=True)[:quorum]
+    if len(fastest) < quorum or fastest[-1] < 1:
         return 0.0
-    ordered = sorted(unsettled, reverse=True)
-    kth, fastest = ordered[quorum - 1], ordered[0]
-    led = fastest / (2 * due_at) if kth >= 1 else 0.0
-    return max(kth / due_at, led)
+    return max(fastest[-1], sum(fastest) / quorum - 1, fastest[0] / 2)
+
+
+def pace_s(step_s: Sequence[float], quorum: int) -> float | None:
+    """Seconds in which `steps_due` grows by one, once K learners' steps were measured."""
+    fastest = sorted(step_s)[:quorum]
+    if len(fastest) < quorum:
+        return None
+    return min(quorum / sum(1 / each for each in fastest), 2 * fastest[0])
 
 
 def rounds_open_max(delay: int, fragment_count: int, sync_every: int) -> int:
@@ -91,14 +103,14 @@ def rounds_open_max(delay: int, fragment_count: int, sync_every: int) -> int:
 
 
 class Pacer:
-    """An allowance of openings: grows by P/H per step of the K-th fastest learner, at most 2 max(1, P/H)."""
+    """An allowance of openings: grows by P/H per step that H counts, at most 2 max(1, P/H)."""
 
     def __init__(self) -> None:
         self.allowance = 1.0
         self._at: float | None = None
 
     def grow(self, now: float, step_s: float | None, fragments_per_step: float) -> None:
-        """`step_s` is the K-th fastest learner's step time; nothing grows before it was measured."""
+        """`step_s` is how long a step takes that H counts; nothing grows before it was measured."""
         if self._at is not None and step_s:
             steps = max(0.0, now - self._at) / step_s
             self.allowance = min(self.allowance + steps * fragments_per_step, 2 * max(1.0, fragments_per_step))

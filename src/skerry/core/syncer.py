@@ -43,12 +43,13 @@ from skerry.core.samples import Samples
 from skerry.core.schedule import (
     Pacer,
     first_due,
-    overdue,
+    pace_s,
     phase_at,
     recipe_of,
     rounds_open_max,
     spent_at,
-    sync_every_at,
+    steps_due,
+    sync_every_in,
 )
 from skerry.core.state import RunState
 
@@ -352,9 +353,9 @@ class SyncerMachine:
                 self._merge(p, self._round(), "everyone is leaving", quorum, 0)
 
     def _open(self, ready: list[Member], quorum: int) -> None:
-        every = sync_every_at(self.config.sync, self.progress)
+        every = self.sync_every
         count = len(self.state.fragments)
-        self.pacer.grow(self._now, _kth_step_s(ready, quorum), count / every)
+        self.pacer.grow(self._now, pace_s(_steps_s(ready), quorum), count / every)
         if len(ready) < quorum:
             return
         room = rounds_open_max(self.config.sync.fragment_sync_delay, count, every) - len(self.rounds)
@@ -364,22 +365,24 @@ class SyncerMachine:
         for p in range(count):
             if p in self.rounds or p in self.merging:
                 continue
-            score = overdue([self._unsettled(m, p) for m in ready], quorum, self._due_at(p))
-            if score >= 1:
-                candidates.append((-score, p))
+            overdue = self._steps_due(p, ready, quorum) / self._due_at(p)
+            if overdue >= 1:
+                candidates.append((-overdue, p))
         for _, p in sorted(candidates)[:room]:
             if not self.pacer.take():
                 break
             self.rounds[p] = self._round()
 
     def _round(self) -> Round:
-        """A round that begins now; what it does follows from the progress at its opening."""
-        phase = "closing" if self.closing_since is not None else phase_at(self.config.sync, self.progress)
-        return Round(self._now, phase, sync_every_at(self.config.sync, self.progress))
+        """A round that begins now; what it does follows from the phase at its opening."""
+        return Round(self._now, "closing" if self.closing_since is not None else self._stage, self.sync_every)
+
+    def _steps_due(self, p: int, ready: list[Member], quorum: int) -> float:
+        return steps_due([self._unsettled(m, p) for m in ready], quorum)
 
     def _due_at(self, p: int) -> int:
         """H; at the start, and where H has more than doubled, staggered offsets, so that traffic stays smooth."""
-        every = sync_every_at(self.config.sync, self.progress)
+        every = self.sync_every
         is_jump = every > 2 * self.state.fragments[p].sync_every
         return first_due(p, len(self.state.fragments), every) if is_jump else every
 
@@ -389,7 +392,7 @@ class SyncerMachine:
         A contribution belongs to no round, so a slow learner's can lie ready when the round opens. Asked only at the
         opening it would be late, held for the next round, and so be in every other merge at best.
         """
-        step_s = _kth_step_s(ready, quorum)
+        step_s = pace_s(_steps_s(ready), quorum)
         if step_s is None or self.quorum_s is None:
             return
         window_s = self.quorum_s + self._grace_s(ready, quorum)
@@ -398,8 +401,7 @@ class SyncerMachine:
         for p in range(len(self.state.fragments) if slow else 0):
             if p in self.rounds or p in self.merging:
                 continue
-            kth = sorted((self._unsettled(m, p) for m in ready), reverse=True)[quorum - 1]
-            due_s = (self._due_at(p) - kth) * step_s
+            due_s = (self._due_at(p) - self._steps_due(p, ready, quorum)) * step_s
             for member in slow:
                 if due_s <= ahead[member.learner] and self._may_pull(member, p):
                     self._send_pull(member, p, lossless=False)
@@ -475,6 +477,7 @@ class SyncerMachine:
                 elapsed_s=self.elapsed_s,
                 delay=recipe.delay,
                 restart=recipe.restart,
+                steps=self.state.ledger.steps,
             )
         )
 
@@ -503,7 +506,7 @@ class SyncerMachine:
             p = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q))
             self.waiting = f"fragment {p}: {self.rounds[p].reason}"
         else:
-            self.waiting = f"for steps: no fragment is due (H = {sync_every_at(self.config.sync, self.progress)})"
+            self.waiting = f"for steps: no fragment is due (H = {self.sync_every})"
 
     # ------------------------------------------------------------------------------------------ publication
 
@@ -626,8 +629,17 @@ class SyncerMachine:
 
     @property
     def phase(self) -> str:
-        is_training = self.state.phase == "training"
-        return phase_at(self.config.sync, self.progress) if is_training else self.state.phase
+        return self._stage if self.state.phase == "training" else self.state.phase
+
+    @property
+    def _stage(self) -> str:
+        """Warm or steady."""
+        return phase_at(self.config, self.progress, self.state.ledger.steps)
+
+    @property
+    def sync_every(self) -> int:
+        """H now."""
+        return sync_every_in(self.config.sync, self._stage)
 
     def _discard(self, learner: str, life: int, fate: str) -> None:
         """Book what a life has pending and nobody holds or is merging."""
@@ -688,5 +700,10 @@ class SyncerMachine:
 
 def _kth_step_s(ready: list[Member], quorum: int) -> float | None:
     """The K-th fastest ready learner's step time, once K were measured."""
-    times = sorted(m.step_s for m in ready if m.step_s)
+    times = sorted(_steps_s(ready))
     return times[quorum - 1] if len(times) >= quorum else None
+
+
+def _steps_s(members: list[Member]) -> list[float]:
+    """Their step times, as far as measured."""
+    return [m.step_s for m in members if m.step_s]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,10 +10,18 @@ from torch import Tensor
 
 from skerry.config import Config
 from skerry.lab.study import Setting
-from skerry.train.data import Corpus, Stream, held_out_batches
+from skerry.train.data import CHUNK_BYTES, Corpus, Stream, cut, held_out_batches, join
 from skerry.train.shapes import shape_of
 
 HELD_OUT_ROWS = 8  # sequences a batch, as the judge of a local run has
+
+
+def dealt(text: np.ndarray, learners: int) -> list[np.ndarray]:
+    """A part for each learner, by chunks in turn."""
+    return [join(cut(text, CHUNK_BYTES)[learner::learners]) for learner in range(learners)]
+
+
+PARTS: dict[str, Callable[[np.ndarray, int], list[np.ndarray]]] = {"dealt": dealt, "domains": np.array_split}
 
 
 class Feed:
@@ -22,18 +30,20 @@ class Feed:
     def __init__(self, config: Config, setting: Setting, device: str) -> None:
         self.corpus = Corpus.open(config.data.path, config.data.bytes_max)
         self.context = shape_of(config.model).context
-        shards = config.run.learners
+        learners = config.run.learners
         self.streams = [
-            Stream(self.corpus, shard, shards, config.run.seed, config.data.batch, self.context)
-            for shard in range(shards)
+            Stream(self.corpus, learner, config.run.seed, config.data.batch, self.context)
+            for learner in range(learners)
         ]
-        if setting.domains:
-            for stream, part in zip(self.streams, np.array_split(self.corpus.train, shards), strict=True):
-                stream.text = part
         self.device = torch.device(device)
-        self._text = torch.from_numpy(np.concatenate([stream.text for stream in self.streams])).to(self.device)
-        self._first = np.cumsum([0, *(len(stream.text) for stream in self.streams[:-1])])
-        self._at = np.zeros((shards, config.data.batch), np.int64)
+        text, self._first = self.corpus.train, np.zeros(learners, np.int64)
+        if setting.text != "all":
+            parts = PARTS[setting.text](text, learners)
+            text, self._first = np.concatenate(parts), np.cumsum([0, *(len(part) for part in parts[:-1])])
+            for stream, part in zip(self.streams, parts, strict=True):
+                stream.text = part
+        self._text = torch.from_numpy(text).to(self.device)
+        self._at = np.zeros((learners, config.data.batch), np.int64)
         self._span = torch.arange(self.context + 1, device=self.device)
 
     def windows(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ RECIPE = 1
 WHOLE = 0.05  # 1 / speed may miss a whole number by this much: 0.33 is a third
 
 HEAD = ("name", "about", "seeds", "baseline", "common", "variants")
+REPLICA = ("run", "model", "data", "learner")  # what decides the outcome of data-parallel training
 TABLES = (*Config.__struct_fields__, "lab")
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
@@ -47,7 +48,6 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
     lr_end: float = 1.0  # factor for the outer rate at the end of the run, linear over it
     momentum_end: float = 1.0  # and for the outer momentum
-    cool: float = 0.0  # share of the run at its end in which merges are as in the warm phase
 
 
 PRODUCT = Trial()  # nothing tried: as the product has it
@@ -64,7 +64,7 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dead_share: float = 0.0  # of the time of each learner
     dead_steps: float = 50.0  # how long at a time, on average, in steps of speed 1
     keep_optimizer: bool = False  # a learner that comes back has its Adam moments
-    domains: bool = False  # each learner draws from a stretch of the text of its own, not from dealt chunks
+    text: Literal["all", "dealt", "domains"] = "all"  # what a learner draws from: all, its chunks, a stretch of its own
     away_half: int = 0  # so many learners come for the middle half of the run only
     latency_s: float = 0.02  # one way
     mbit_s: float = 0.0  # of each learner's link, each way; 0: unlimited
@@ -157,7 +157,8 @@ class Study(Struct, frozen=True, kw_only=True):
 
 def digest(config: dict[str, Any], setting: dict[str, Any]) -> str:
     unnamed = {key: value for key, value in config.get("run", {}).items() if key != "name"}
-    said = json.dumps([RECIPE, config | {"run": unnamed}, setting], sort_keys=True)
+    tables = config if not setting.get("data_parallel") else {name: config[name] for name in REPLICA if name in config}
+    said = json.dumps([RECIPE, tables | {"run": unnamed}, setting], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
@@ -316,5 +317,4 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("trial.kept", 0.001, 1),
     ("trial.lr_end", 0, 10),
     ("trial.momentum_end", 0, 1),
-    ("trial.cool", 0, 1),
 )

@@ -16,7 +16,7 @@ from skerry.algo.codecs import Inspection, payload_bytes
 from skerry.algo.fragments import BLOCK, Fragment, Slot
 from skerry.algo.merge import Held
 from skerry.core.events import Merge
-from skerry.core.schedule import PLAIN, STEADY
+from skerry.core.schedule import STEADY
 from skerry.lab.algebra import Blocks, Device, Payload
 from skerry.lab.study import Trial
 from skerry.node.algebra import Merged, Values
@@ -38,9 +38,7 @@ class Trials(Device):
     def merge(
         self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
     ) -> Merged:
-        if order.phase == STEADY and order.progress > 1 - self.trial.cool:
-            order = msgspec.structs.replace(order, **PLAIN._asdict())
-        elif order.phase == STEADY:
+        if order.phase == STEADY:
             lr, momentum = (1 + order.progress * (end - 1) for end in (self.trial.lr_end, self.trial.momentum_end))
             order = msgspec.structs.replace(order, lr=order.lr * lr, momentum=order.momentum * momentum)
         return super().merge(order, fragment, old, held, codec, threads)

@@ -215,6 +215,7 @@ class SyncerNode:
             payloads=self.store.put([h.payload.data for h in held], RECORD) if is_recorded else "",
             delay=action.delay,
             restart=action.restart,
+            steps=action.steps,
         )
 
     def _take(self, c: Contribution) -> Held:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from skerry.core.ledger import Totals
-from skerry.core.schedule import sync_every_at
 from skerry.core.syncer import SyncerMachine
 
 
 def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -> dict[str, Any]:
     """The syncer's position and each learner's, as numbers and short words."""
-    state, sync = machine.state, machine.config.sync
+    state = machine.state
     return {
         "run": state.created.run,
         "at": wall,
@@ -23,7 +22,7 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "contributors_mean": state.contributors / state.merges if state.merges else 0.0,
         "rounds_open": len(machine.rounds),
         "waiting": machine.waiting,
-        "sync_every": sync_every_at(sync, machine.progress),
+        "sync_every": machine.sync_every,
         "versions": [f.version for f in state.fragments],
         "tokens": tokens(state.ledger.totals(), len(state.fragments)),
         "refused": dict(sorted(machine.refused.items())),

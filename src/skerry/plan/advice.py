@@ -76,7 +76,7 @@ def _link_steps(plan: Plan, at: Stretch, up: str, down: str) -> float:
     """Steps in which the link of the quorum's slowest member carries every fragment once, with these codecs."""
     wire = plan.config.wire
     wider = max(_bytes(up), _bytes(down)) / max(_bytes(wire.codec_up), _bytes(wire.codec_down))
-    return at.bounds["links"] * wider / plan.step_s
+    return at.bounds["links"] * wider / plan.pace_s
 
 
 def _every(configured: int, plan: Plan, at: Stretch, up: str, down: str) -> int:
@@ -85,7 +85,7 @@ def _every(configured: int, plan: Plan, at: Stretch, up: str, down: str) -> int:
 
 
 def _busy_steps(plan: Plan, at: Stretch, up: str, down: str) -> dict[str, float]:
-    return {"links": _link_steps(plan, at, up, down), "syncer": at.bounds["syncer"] / plan.step_s}
+    return {"links": _link_steps(plan, at, up, down), "syncer": at.bounds["syncer"] / plan.pace_s}
 
 
 def _quorum(plan: Plan) -> int | float:
@@ -98,7 +98,7 @@ def _quorum(plan: Plan) -> int | float:
 def _delay(plan: Plan) -> int:
     """tau, from the configured one up, under which the syncs of a quorum fit once the warm phase is over."""
     sizes = sizes_of(plan)
-    steady = stretch(plan, sizes, periods(plan.config.sync)[-1])
+    steady = stretch(plan, sizes, periods(plan.config)[-1])
     steps = sorted(s.sync_s / s.island.step_s for s in steady.syncs)[plan.quorum - 1]
     return min(plan.config.sync.sync_every, max(plan.config.sync.fragment_sync_delay, math.ceil(steps)))
 
@@ -152,7 +152,7 @@ def _of_limits(plan: Plan, steady: Stretch) -> Iterator[str]:
     remedy = {"links": f"links {every / EVERY_MAX:.3g} times as fast, ", "syncer": ""}[who]
     yield (
         f"{what}: with codecs {up} up and {down} down, once through takes {busy[who]:,.0f} steps "
-        f"({busy[who] * plan.step_s / 86400:.3g} days), and sync.sync_every is {EVERY_MAX:,} at most; no goodput is "
+        f"({busy[who] * plan.pace_s / 86400:.3g} days), and sync.sync_every is {EVERY_MAX:,} at most; no goodput is "
         f"expected and nothing suggested: it needs {remedy}longer steps or a smaller model"
     )
 
@@ -172,7 +172,7 @@ def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
         )
     if rtt >= c.wire.timeout_s:
         yield f"a round trip takes {rtt:g} s, as long as wire.timeout_s = {c.wire.timeout_s:g}: links are cut as dead"
-    if c.sync.policy == "warm" and c.sync.warm_every > c.sync.sync_every:
+    if c.sync.policy == "auto" and c.sync.warm_every > c.sync.sync_every:
         yield (
             f"sync.warm_every = {c.sync.warm_every} is above sync.sync_every = {c.sync.sync_every}: "
             "the warm phase synchronises no more often than the rest"
@@ -221,7 +221,7 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
                 "but the versions adopted are that old"
             )
         if at.period_s > 1.05 * at.bounds["steps"]:
-            yield f"{where} H becomes {at.period_s / plan.step_s:,.0f} at least: {_reason(at, plan)}"
+            yield f"{where} H becomes {at.period_s / plan.pace_s:,.0f} at least: {_reason(at, plan)}"
         if stale := [s for s in at.syncs if s.behind > plan.config.sync.stale_versions_max]:
             yield (
                 f"{where} {_names(stale)} cannot keep up: {stale[0].behind:.0f} versions pass while the model "

@@ -21,18 +21,16 @@ over all its phases, the warm one with its own H and its share of the run. Frame
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK, padded
-from skerry.config import Config, Sync
-from skerry.core.schedule import phase_at, sync_every_at
+from skerry.config import Config
+from skerry.core.schedule import STEADY, WARM, sync_every_in
 
 GRADIENT_BITS = 16  # of one parameter in a data-parallel all-reduce
 HIDDEN = 2 / 3  # of a data-parallel step: the backward pass
-GRID = 1000  # points of a run's progress at which H is looked up
 
 
 class Period(NamedTuple):
@@ -56,11 +54,14 @@ class Load(NamedTuple):
         return max(self.up, self.down, self.burst / delay)
 
 
-def periods(sync: Sync) -> list[Period]:
-    """The run as stretches of one H, looked up where the core looks: warm, ramp, steady."""
-    middles = [(i + 0.5) / GRID for i in range(GRID)]
-    stretches = Counter((phase_at(sync, at), sync_every_at(sync, at)) for at in middles)
-    return [Period(phase, points / GRID, every) for (phase, every), points in stretches.items()]
+def periods(config: Config) -> list[Period]:
+    """The run as stretches of one H, warm and steady; where its steps are not known, the warm one at its longest."""
+    sync, steps = config.sync, config.run.steps
+    warm = sync.warm_share if sync.policy == "auto" else 0.0
+    if steps:
+        warm = min(warm, sync.warm_steps / steps)
+    shares = {WARM: warm, STEADY: 1 - warm}
+    return [Period(phase, share, sync_every_in(sync, phase)) for phase, share in shares.items() if share]
 
 
 def bits_per_element(codec: str) -> float:
@@ -73,7 +74,7 @@ def loads(config: Config, params: float) -> list[Load]:
     size = padded(math.ceil(params / count))
     up, down = (8 * payload_bytes(codec, size) for codec in (config.wire.codec_up, config.wire.codec_down))
     found = []
-    for period in periods(config.sync):
+    for period in periods(config):
         per_step = count / period.sync_every
         found.append(Load(period, up * per_step, down * per_step, (up + down) * math.ceil(per_step)))
     return found

@@ -16,7 +16,7 @@ from skerry.plan.syncs import Plan, Stretch, goodput, goodput_of, join_s, quorum
 
 def report(plan: Plan) -> dict[str, Any]:
     sizes = sizes_of(plan)
-    stretches = [stretch(plan, sizes, period) for period in periods(plan.config.sync)]
+    stretches = [stretch(plan, sizes, period) for period in periods(plan.config)]
     suggested = advice.suggest(plan, stretches)
     merged = goodput(plan, sizes, stretches) if suggested else 0.0
     config, count = plan.config, len(sizes)
@@ -59,7 +59,7 @@ def _phase(plan: Plan, sizes: Sequence[int], at: Stretch, is_carried: bool) -> d
         "phase": at.period.phase,
         "share": at.period.share,
         "sync_every": every,
-        "sync_every_effective": at.period_s / plan.step_s,
+        "sync_every_effective": at.period_s / plan.pace_s,
         "limited_by": at.limit,
         "merges_per_s": len(sizes) / at.period_s,
         "bytes_per_step_up": sum(payload_bytes(wire.codec_up, s) for s in sizes) / every,

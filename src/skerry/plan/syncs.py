@@ -44,7 +44,7 @@ from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Layout, split
 from skerry.config import Config
 from skerry.core.quorum import grace_s, quorum_size
-from skerry.core.schedule import rounds_open_max
+from skerry.core.schedule import pace_s, rounds_open_max
 from skerry.plan.bandwidth import Period
 
 # One thread of a busy two-core machine and its disk, 8 M elements: 46 and 57 for the outer step, the delta, two hashes
@@ -82,6 +82,13 @@ class Plan(NamedTuple):
     def step_s(self) -> float:
         """The K-th fastest learner's step."""
         return sorted(i.step_s for i in self.islands)[self.quorum - 1]
+
+    @property
+    def pace_s(self) -> float:
+        """Of a step that H counts."""
+        found = pace_s([i.step_s for i in self.islands], self.quorum)
+        assert found is not None, "a quorum of more than all learners"
+        return found
 
     def rate(self, island: Island) -> float:
         return min(island.rate, self.syncer_rate / len(self.islands))
@@ -147,7 +154,7 @@ def stretch(plan: Plan, sizes: Sequence[int], period: Period) -> Stretch:
     window = grace_s(sync.grace, delay, step_s, quorum_s, adopted_s)
     rounds = rounds_open_max(delay, count, every)
     bounds = {
-        "steps": every * step_s + wait_s + kth([i.rtt_s for i in plan.islands]),
+        "steps": every * plan.pace_s + wait_s + kth([i.rtt_s for i in plan.islands]),
         "links": kth([whole / rate for rate in rates]),
         "syncer": merge_s * sum(sizes),
         "rounds": count * (quorum_s + window) / rounds,
@@ -158,7 +165,9 @@ def stretch(plan: Plan, sizes: Sequence[int], period: Period) -> Stretch:
         cycle_s = whole / rate
         behind = 32 * sum(sizes) / rate / period_s if cycle_s > period_s * (1 + 1e-9) else 0.0
         fits = sync_s <= delay * island.step_s
-        syncs.append(Sync(island, up / rate, down / rate, sync_s, fits, cycle_s / (every * step_s), cycle_s, behind))
+        syncs.append(
+            Sync(island, up / rate, down / rate, sync_s, fits, cycle_s / (every * plan.pace_s), cycle_s, behind)
+        )
     return Stretch(period, burst, rounds, window, bounds, tuple(syncs))
 
 

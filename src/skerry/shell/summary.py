@@ -31,7 +31,7 @@ from skerry.core.facts import (
     Witnessed,
 )
 from skerry.core.ledger import MERGED
-from skerry.core.schedule import STEADY
+from skerry.core.schedule import COOL, STEADY
 from skerry.core.state import RunState
 from skerry.node.model import decode_fact
 from skerry.shell.local import Kill
@@ -147,7 +147,7 @@ def summarise(
             "balance": t.produced - t.merged - sum(t.discarded.values()) - pending,
         },
         "contributors_mean": _mean([sum(r.fate == MERGED for r in c.rows) for c in t.commits]),
-        "sync_every_effective": _mean([_steps_max(c) for c in t.commits if c.phase == STEADY]),
+        "sync_every_effective": _mean([_steps_max(c) for c in t.commits if c.phase in (STEADY, COOL)]),
         "goodput": t.merged / per / capacity if capacity else 0.0,
         "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
         "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.commits)), default=0.0),

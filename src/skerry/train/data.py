@@ -1,10 +1,10 @@
 """Text as bytes: a corpus, its held-out part, and a stream of batches that resumes anywhere.
 
-A token is a byte. The same files give the same corpus, and batch k of a shard is a function of (corpus, seed,
-shard, k) alone, so a learner's place in its data is one integer. No torch here.
+A token is a byte. The same files give the same corpus, and batch k of learner n is a function of (corpus, seed, n, k)
+alone, so a learner's place in its data is one integer. No torch here.
 
-The text is cut into chunks; every 20th is held out, the others are dealt to the shards in turn. A training
-window may run from one of a shard's chunks into that shard's next, but never into another's or held-out text.
+The text is cut into chunks, and every 20th is held out. Learners draw windows from all the others: were the text dealt
+out among them, the slow and the dead would take their part of it with them.
 """
 
 from __future__ import annotations
@@ -58,16 +58,12 @@ class Corpus:
 
 
 class Stream:
-    """Endless batches of one shard: `position` counts those drawn, `seek` goes to any of them.
+    """Endless batches of one learner: `position` counts those drawn, `seek` goes to any of them."""
 
-    A corpus too small to give every shard a window is shared: each shard draws its own batches from it all.
-    """
-
-    def __init__(self, corpus: Corpus, shard: int, shards: int, seed: int, batch: int, context: int) -> None:
-        assert 0 <= shard < shards, f"shard {shard} of {shards}"
+    def __init__(self, corpus: Corpus, learner: int, seed: int, batch: int, context: int) -> None:
         need_window(corpus, corpus.train, context)
-        self.text = shard_text(corpus.train, shard, shards, context)
-        self.shard = shard
+        self.text = corpus.train
+        self.learner = learner
         self.seed = seed
         self.batch = batch
         self.context = context
@@ -84,14 +80,14 @@ class Stream:
         return windows(self.text, self.starts(), self.context)
 
     def starts(self) -> np.ndarray:
-        """Where the next batch's windows start in this shard's text; moves on by one batch."""
+        """Where the next batch's windows start in the text; moves on by one batch."""
         # Raw draws, because numpy keeps those the same from release to release.
-        draws = np.random.Philox(np.random.SeedSequence([self.seed, self.shard, self.position]))
+        draws = np.random.Philox(np.random.SeedSequence([self.seed, self.learner, self.position]))
         self.position += 1
         return (draws.random_raw(self.batch) % np.uint64(len(self.text) - self.context)).astype(np.int64)
 
     def __repr__(self) -> str:
-        return f"Stream(shard {self.shard}, seed {self.seed}, position {self.position})"
+        return f"Stream(learner {self.learner}, seed {self.seed}, position {self.position})"
 
 
 def held_out_batches(corpus: Corpus, batch: int, context: int, count: int) -> list[Batch]:
@@ -106,15 +102,6 @@ def split(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     chunks = cut(text, min(CHUNK_BYTES, len(text) // HELD_OUT_EVERY))
     train = [chunk for number, chunk in enumerate(chunks, 1) if number % HELD_OUT_EVERY]
     return join(train), join(chunks[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
-
-
-def shard_text(train: np.ndarray, shard: int, shards: int, context: int) -> np.ndarray:
-    """The chunks dealt to one shard, or everything where some shard would get less than a window."""
-    chunk_bytes = min(CHUNK_BYTES, len(train) // shards)
-    smallest_bytes = len(train) // max(1, chunk_bytes) // shards * chunk_bytes
-    if smallest_bytes <= context:
-        return train
-    return join(cut(train, chunk_bytes)[shard::shards])
 
 
 def cut(text: np.ndarray, chunk_bytes: int) -> list[np.ndarray]:

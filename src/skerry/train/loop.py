@@ -65,10 +65,7 @@ def train(
     model = model_of(config).to(device)
     inner = Inner(model, config.learner.lr, config.learner.weight_decay)
     with Learner(model, inner.optimizer, syncer, name=name, token_file=token_file) as learner:
-        stream = Stream(
-            corpus, learner.index % config.run.learners, config.run.learners, config.run.seed, config.data.batch,
-            shape_of(config.model).context,
-        )  # fmt: skip
+        stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)
         stream.seek(learner.prior_steps)
         pace = Pace(config.learner.step_s / speed, pace_file)
         going = learner.is_running
