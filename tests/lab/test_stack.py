@@ -67,3 +67,13 @@ def test_the_held_out_loss_is_the_trainers() -> None:
     some = [(inputs[0], targets[0]) for inputs, targets in batches(3)]
     there = [(torch.from_numpy(x).long(), torch.from_numpy(y).long()) for x, y in some]
     assert abs(stack.held_out(stack.flat[1], there) - held_out_loss(build(*SHAPE, seed=1), some)) < 1e-5
+
+
+def test_how_long_squared_gradients_are_remembered_can_be_tried() -> None:
+    ((inputs, targets),) = batches(1)
+    kept = {}
+    for beta in (0.95, 0.5):
+        stack = stacked(ROWS, Trial(beta2=beta))
+        stack.step([0], torch.from_numpy(inputs).long(), torch.from_numpy(targets).long(), [LR])
+        kept[beta] = stack.moments[1, 0]
+    assert torch.allclose(kept[0.5], 10 * kept[0.95], rtol=1e-5) and kept[0.5].any()

@@ -84,6 +84,22 @@ def test_the_outer_step_falls_with_progress_in_the_steady_phase_alone(monkeypatc
     assert {order.phase for order in orders} >= {WARM, STEADY, COOL}
 
 
+def test_a_steered_step_grows_while_merges_point_one_way_and_shrinks_while_they_turn(monkeypatch) -> None:
+    (fragment,) = split(layout_of([Tensor("m", (16, 16), "other")]), 1)
+    step = torch.ones(fragment.size)
+    lengths = {}
+    for turn in (1.0, -1.0):
+        lab, lengths[turn] = Trials("cpu", Trial(steer=0.5)), []
+        for n in range(8):
+            monkeypatch.setattr(Device, "delta", lambda *_, n=n, turn=turn: step * turn**n)
+            delta = lab.delta("rda", fragment, [])
+            lab._deltas[fragment.index] = delta
+            lengths[turn].append(float(delta.abs().max()))
+        assert float(lab.delta("mean", fragment, []).abs().max()) == 1.0
+    assert lengths[1.0] == sorted(lengths[1.0]) and lengths[1.0][-1] == 2.0
+    assert lengths[-1.0][1:] == sorted(lengths[-1.0][1:], reverse=True) and lengths[-1.0][-1] == 0.5
+
+
 def test_an_orthogonal_step_has_singular_values_near_one() -> None:
     x = torch.randn(2, 6, 20, generator=torch.Generator().manual_seed(0))
     for each in (x, x.mT.contiguous()):

@@ -420,7 +420,7 @@ BUGS = {
     snapshot_twice: 0,
     adopt_any_delta: 13,
     adopt_backwards: 1,
-    forget_settled_seq: 35,
+    forget_settled_seq: 237,
     forget_residual: 2,
     keep_outstanding: 14,
     claim_the_overwritten: 7,
@@ -442,10 +442,10 @@ BUGS = {
     skip_directory_sync: 24,
     skip_file_sync: 24,
     keep_torn_tail: 23,
-    fold_too_early: 12,
+    fold_too_early: 131,
     collect_too_much: 0,
     ignore_the_lock: 17,
-    retry_sync: 857,
+    retry_sync: 443,
     merge_unknown_fate: 0,
 }
 MORE_SEEDS = 100  # tried where the product has changed so much that the known seed takes another course

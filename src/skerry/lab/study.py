@@ -46,6 +46,7 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     norms: Literal["tensor", "row"] = "tensor"  # what RDA takes direction and length of
     embeddings: Literal["mean", "rda"] = "mean"
     kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
+    steer: float = 0.0  # how strongly a fragment's outer step follows the cosine between its merges
     lr_end: float = 1.0  # factor for the outer rate at the end of the run, linear over it
     momentum_end: float = 1.0  # and for the outer momentum
 
@@ -315,6 +316,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("held_out", 1, 10**5),
     ("trial.beta2", 0.5, 0.9999),
     ("trial.kept", 0.001, 1),
+    ("trial.steer", 0, 10),
     ("trial.lr_end", 0, 10),
     ("trial.momentum_end", 0, 1),
 )

@@ -6,6 +6,7 @@ Rules that hold here: nothing of this is reached without a `Trial`; what wins mo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,13 +17,15 @@ from skerry.algo.codecs import Inspection, payload_bytes
 from skerry.algo.fragments import BLOCK, Fragment, Slot
 from skerry.algo.merge import Held
 from skerry.core.events import Merge
-from skerry.core.schedule import STEADY
+from skerry.core.schedule import PLAIN, STEADY
 from skerry.lab.algebra import Blocks, Device, Payload
 from skerry.lab.study import Trial
 from skerry.node.algebra import Merged, Values
 
 CHUNK = 4096  # the largest elements are chosen within each
 INDEX_BITS = 12  # of an element within its chunk
+ECHO = 0.1  # the cosine between two merges of a fragment at which its outer step is left alone
+FACTORS = (0.5, 2.0)  # of it, at least and at most
 
 
 class Trials(Device):
@@ -31,6 +34,7 @@ class Trials(Device):
     def __init__(self, device: torch.device | str, trial: Trial) -> None:
         super().__init__(device)
         self.trial = trial
+        self._factors: dict[int, Tensor] = {}  # of the outer step, by fragment
 
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
         return super().hold(codec, payload, weight if self.trial.weights == "tokens" else 1.0, seen)
@@ -42,6 +46,15 @@ class Trials(Device):
             lr, momentum = (1 + order.progress * (end - 1) for end in (self.trial.lr_end, self.trial.momentum_end))
             order = msgspec.structs.replace(order, lr=order.lr * lr, momentum=order.momentum * momentum)
         return super().merge(order, fragment, old, held, codec, threads)
+
+    def delta(self, rule: str, fragment: Fragment, held: Sequence[Any]) -> Tensor:
+        found = super().delta(rule, fragment, held)
+        if not self.trial.steer or rule == PLAIN.rule:
+            return found
+        echo = torch.cosine_similarity(found, self._deltas.get(fragment.index, found), dim=0)
+        factor = self._factors.get(fragment.index, torch.ones_like(echo)) * (self.trial.steer * (echo - ECHO)).exp()
+        self._factors[fragment.index] = factor.clamp(*FACTORS)
+        return found * self._factors[fragment.index]
 
     def encode(self, codec: str, values: Tensor) -> tuple[Payload, Tensor]:
         if self.trial.kept == 1:
