@@ -129,7 +129,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def default() -> Config:
-    """The recommended defaults: warm phase, RDA, Nesterov (0.4, 0.85), int4 both ways."""
+    """The recommended defaults: a warm and a cool phase, RDA, Nesterov (0.4, 0.85), int4 both ways."""
     return Config()
 
 

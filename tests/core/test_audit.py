@@ -142,6 +142,7 @@ def test_a_fold_may_hold_what_was_heard_and_not_written_yet():
     state.ledger.see(seen("b", 9))
     state.ledger.account("c", 2)
     state.progress = 0.3
+    state.steps += 5
     assert audited([*clean()[:GAP_COMMIT], state, *clean()[GAP_COMMIT:]]).violations == []
 
 
@@ -350,6 +351,9 @@ def test_i5_a_fold_that_is_not_what_was_folded():
     def progress(state):
         state.progress = 0.0
 
+    def steps(state):
+        state.steps -= 1
+
     def lives(state):
         state.lives["a"].process = "another"
 
@@ -359,7 +363,7 @@ def test_i5_a_fold_that_is_not_what_was_folded():
     def fragments(state):
         state.ledger.accounts["a/1"].settled.pop()
 
-    for change in (version, digest, epoch, merged, settled, went_back, progress, lives, stranger, fragments):
+    for change in (version, digest, epoch, merged, settled, went_back, progress, steps, lives, stranger, fragments):
         state = fold(clean()[:RESTORE])
         change(state)
         line = only_line(audited([*clean()[:RESTORE], state]))

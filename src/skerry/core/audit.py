@@ -112,13 +112,14 @@ class Audit:
             self._adopt(fact)
 
     def _fold(self, state: RunState, fact: RunState) -> None:
-        """What the syncer has heard but not written yet may be in a fold: positions seen, and progress."""
+        """What the syncer has heard but not written yet may be in a fold: positions seen, progress and steps."""
         for field in FOLDED:
             mine, said = getattr(state, field), getattr(fact, field)
             self._demand(mine == said, "I5", "{} is {}, the facts before it say {}", field, said, mine)
         self._demand(
             state.progress <= fact.progress <= 1, "I5", "progress is {}, was {}", fact.progress, state.progress
         )
+        self._demand(state.steps <= fact.steps, "I5", "{} steps, were {}", fact.steps, state.steps)
         mine, said = state.ledger, fact.ledger
         sums, sums_said = (mine.merged, mine.discarded), (said.merged, said.discarded)
         self._demand(sums == sums_said, "I5", "settled are {}, the facts before it say {}", sums_said, sums)
@@ -165,7 +166,7 @@ class Audit:
                 self._demand(False, "I15", "a run is created once")
             case EpochStarted():
                 self._demand(fact.epoch == state.epoch + 1, "I13", "epoch {} after {}", fact.epoch, state.epoch)
-                self._at_epoch = (state.progress, state.ledger.steps)
+                self._at_epoch = (state.progress, state.steps)
             case LifeStarted():
                 self._open(state, fact.elapsed_s)
                 self._life_started(state, fact)
@@ -298,7 +299,7 @@ class Audit:
             is_possible = state.phase in ("training", "closing") and fact.phase in STAGES[first : last + 1]
         how_far = (fact.progress, fact.steps)
         self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", fact.phase, *how_far, state.phase)
-        if fact.phase != "closing":  # which may come in either phase
+        if fact.phase != "closing":  # which may begin in any of them
             every = sync_every_in(config.sync, fact.phase)
             self._demand(fact.sync_every == every, "I3", "H = {}, not {}", fact.sync_every, every)
         codec = "fp32" if fact.phase == "closing" else config.wire.codec_down

@@ -57,6 +57,7 @@ class RunState(Struct, tag="Fold"):
     before_close: tuple[str, ...] = ()  # files of the versions the closing began with
     elapsed_s: float = 0.0
     progress: float = 0.0
+    steps: int = 0  # of all learners; as progress, never going back
     merges: int = 0
     merges_alone: int = 0  # with a single contributor
     contributors: int = 0  # summed over merges
@@ -118,6 +119,7 @@ class RunState(Struct, tag="Fold"):
         self.contributors += merged
         self.ready += fact.ready
         self.progress = max(self.progress, fact.progress)
+        self.steps = max(self.steps, fact.steps)
         self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
 
 

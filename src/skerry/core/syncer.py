@@ -477,7 +477,7 @@ class SyncerMachine:
                 elapsed_s=self.elapsed_s,
                 delay=recipe.delay,
                 restart=recipe.restart,
-                steps=self.state.ledger.steps,
+                steps=self.state.steps,
             )
         )
 
@@ -626,6 +626,7 @@ class SyncerMachine:
     def _measure_progress(self) -> None:
         spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s)
         self.state.progress = max(self.state.progress, min(1.0, spent))
+        self.state.steps = max(self.state.steps, self.state.ledger.steps)
 
     @property
     def phase(self) -> str:
@@ -633,8 +634,8 @@ class SyncerMachine:
 
     @property
     def _stage(self) -> str:
-        """Warm or steady."""
-        return phase_at(self.config, self.progress, self.state.ledger.steps)
+        """Warm, steady or cool."""
+        return phase_at(self.config, self.progress, self.state.steps)
 
     @property
     def sync_every(self) -> int:

@@ -151,5 +151,5 @@ def step_back(store: Store, state: RunState, damage: Damage, at: float) -> Commi
         open_s=0.0,
         elapsed_s=state.elapsed_s,
         at=at,
-        steps=state.ledger.steps,
+        steps=state.steps,
     )
