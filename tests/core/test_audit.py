@@ -53,7 +53,7 @@ def commit(version, rows, phase="steady", fragment=0, **changes):
         **(STEADY if phase == "steady" else PLAIN), "codec": "fp32" if phase == "closing" else "int4",
         "sync_every": 4 if phase == "warm" else 8, "quorum": 1 if phase == "closing" else 2,
         "phase": phase, "reason": "all 2 in", "ready": 3, "weights": tuple(r.tokens**2 / r.steps for r in merged),
-        "rows": tuple(rows), "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.9, "closing": 1.0}[phase],
+        "rows": tuple(rows), "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.95, "closing": 1.0}[phase],
         "steps": 8 * version,
         "open_s": 0.1, "elapsed_s": 10.0 * version, "at": 0.0,
         "codecs": ("int4",) * len(merged), "bases": (version - 1,) * len(merged),
@@ -271,11 +271,11 @@ def test_i3_what_a_merge_may_be(changes):
 
 
 def test_i3_the_phase_is_one_in_which_the_round_may_have_been_opened():
-    """It was warm at the fragment's last merge, and is steady at 0.4 and cool at 0.9; by steps it is steady from 60."""
+    """Warm at the fragment's last merge, steady at 0.4 and cool at 0.95; by steps it is steady from 60."""
     warm, cool = PLAIN | {"phase": "warm", "sync_every": 4}, PLAIN | {"phase": "cool"}
     for changes, progress, steps, is_right in [
-        ({}, 0.4, 16, True), (warm, 0.4, 16, True), (cool, 0.4, 16, False), (cool, 0.9, 16, True), ({}, 0.9, 16, True),
-        ({}, 0.1, 16, False), ({}, 0.1, 60, True), (warm, 0.1, 60, True),
+        ({}, 0.4, 16, True), (warm, 0.4, 16, True), (cool, 0.4, 16, False), (cool, 0.95, 16, True),
+        ({}, 0.95, 16, True), ({}, 0.1, 16, False), ({}, 0.1, 60, True), (warm, 0.1, 60, True),
     ]:  # fmt: skip
         facts = clean()
         facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], **changes, progress=progress, steps=steps)

@@ -212,6 +212,19 @@ def test_a_result_outlives_a_new_key_of_the_configuration_but_no_change_of_one(t
     assert not Results(tmp_path / "none.jsonl").why_again(job)
 
 
+def test_a_data_parallel_result_does_not_depend_on_what_it_does_not_read(tmp_path):
+    job = study_of(tmp_path, "plain").jobs[0]
+    alone = msgspec.structs.replace(job, setting=msgspec.structs.replace(job.setting, data_parallel=True))
+    other = msgspec.structs.replace(job.config, outer=configs.Outer(lr=0.1), sync=configs.Sync(grace=0.1))
+    faster = msgspec.structs.replace(other, learner=configs.Learner(lr=0.5))
+    assert msgspec.structs.replace(job, config=other).key != job.key
+    assert msgspec.structs.replace(alone, config=other).key == alone.key
+    results = Results(tmp_path / "results.jsonl")
+    results.append(result_of(alone))
+    why = results.why_again(msgspec.structs.replace(alone, config=faster))
+    assert why == "its result is of another configuration: learner.lr was 0.001, is 0.5"
+
+
 def test_results_count_only_under_todays_recipe(tmp_path, monkeypatch):
     jobs = study_of(tmp_path, "plain").jobs
     results = Results(tmp_path / "results.jsonl")

@@ -11,7 +11,6 @@ from lab.test_algebra import fragment_of, gaussian  # noqa: E402
 from lab.test_stack import LR, ROWS, batches, stacked  # noqa: E402
 from lab.test_world import job_of, lived  # noqa: E402
 from skerry.algo.fragments import BLOCK, Tensor, layout_of, split  # noqa: E402
-from skerry.core.schedule import COOL, STEADY, WARM  # noqa: E402
 from skerry.lab.algebra import Device  # noqa: E402
 from skerry.lab.muon import MOMENTUM, SCALE, orthogonal  # noqa: E402
 from skerry.lab.study import Trial  # noqa: E402
@@ -64,24 +63,6 @@ def test_equal_weights_and_stretched_embeddings() -> None:
     first = next(slot for slot in fragment.slots if slot.kind == "embedding")
     at = slice(first.offset, first.offset + first.size)
     assert np.linalg.norm(delta[at]) == pytest.approx(np.mean([np.linalg.norm(d[at]) for d in drifts]), rel=1e-4)
-
-
-def test_the_outer_step_falls_with_progress_in_the_steady_phase_alone(monkeypatch, tmp_path) -> None:
-    orders, merge = [], Device.merge
-
-    def recorded(self, order, *rest):
-        orders.append(order)
-        return merge(self, order, *rest)
-
-    monkeypatch.setattr(Device, "merge", recorded)
-    lived(job_of({"sync.cool_share": 0.3}, trial=Trial(lr_end=0.5, momentum_end=0.0)), tmp_path)
-    for order in orders:
-        if order.phase == STEADY:
-            assert order.lr == pytest.approx(0.4 * (1 - order.progress / 2))
-            assert order.momentum == pytest.approx(0.85 * (1 - order.progress))
-        else:
-            assert (order.rule, order.outer, order.lr, order.momentum) == ("mean", "sgd", 1.0, 0.0)
-    assert {order.phase for order in orders} >= {WARM, STEADY, COOL}
 
 
 def test_a_steered_step_grows_while_merges_point_one_way_and_shrinks_while_they_turn(monkeypatch) -> None:

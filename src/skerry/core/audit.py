@@ -299,9 +299,8 @@ class Audit:
             is_possible = state.phase in ("training", "closing") and fact.phase in STAGES[first : last + 1]
         how_far = (fact.progress, fact.steps)
         self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", fact.phase, *how_far, state.phase)
-        if fact.phase != "closing":  # which may begin in any of them
-            every = sync_every_in(config.sync, fact.phase)
-            self._demand(fact.sync_every == every, "I3", "H = {}, not {}", fact.sync_every, every)
+        every = sync_every_in(config.sync, fact.phase)
+        self._demand(fact.sync_every == every, "I3", "H = {}, not {}", fact.sync_every, every)
         codec = "fp32" if fact.phase == "closing" else config.wire.codec_down
         expected = (*recipe_of(config, fact.phase), codec)
         said = (fact.rule, fact.outer, fact.lr, fact.momentum, fact.delay, fact.restart, fact.codec)

@@ -50,7 +50,7 @@ def phase_at(config: Config, progress: float, steps: int) -> str:
         return STEADY
     if progress < sync.warm_share and steps < sync.warm_steps * config.run.learners:
         return WARM
-    return COOL if progress >= 1 - sync.cool_share else STEADY
+    return COOL if progress > 1 - sync.cool_share else STEADY
 
 
 def recipe_of(config: Config, phase: str) -> Recipe:

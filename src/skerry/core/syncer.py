@@ -63,7 +63,6 @@ class Round:
 
     opened_at: float
     phase: str
-    sync_every: int
     quorum_at: float | None = None
     pulled: set[str] = field(default_factory=set)
     reason: str = "opened"
@@ -375,7 +374,7 @@ class SyncerMachine:
 
     def _round(self) -> Round:
         """A round that begins now; what it does follows from the phase at its opening."""
-        return Round(self._now, "closing" if self.closing_since is not None else self._stage, self.sync_every)
+        return Round(self._now, "closing" if self.closing_since is not None else self._stage)
 
     def _steps_due(self, p: int, ready: list[Member], quorum: int) -> float:
         return steps_due([self._unsettled(m, p) for m in ready], quorum)
@@ -465,7 +464,7 @@ class SyncerMachine:
                 outer=recipe.outer,
                 lr=recipe.lr,
                 momentum=recipe.momentum,
-                sync_every=round_.sync_every,
+                sync_every=sync_every_in(self.config.sync, round_.phase),
                 quorum=quorum,
                 phase=round_.phase,
                 reason=reason,

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from skerry.config import Config
-from skerry.lab.study import Job, Result, Setting, StudyError, digest
+from skerry.lab.study import Job, Result, Setting, StudyError, deciding, digest
 
 RESULTS = "results.jsonl"
 
@@ -130,29 +130,23 @@ def _key_today(result: Result) -> str:
     """What the key of this result's job is now that the configuration may have grown."""
     if result.key != digest(result.config, result.setting):
         raise OutdatedError("the laboratory computes differently now")
-    tables = _tables_today(result)
-    lab = tables.pop("lab")
-    return digest(tables, lab)
+    return digest(*_tables_today(result))
 
 
-def _tables_today(result: Result) -> dict[str, Any]:
+def _tables_today(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
     """All it was run with, the keys that came later at their defaults."""
     try:
         config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
     except msgspec.ValidationError as error:
         raise OutdatedError(f"today's configuration refuses its own: {error}") from None
-    return _tables(config, setting)
-
-
-def _tables(config: Config, setting: Setting) -> dict[str, Any]:
-    return {**msgspec.to_builtins(config), "lab": msgspec.to_builtins(setting)}
+    return msgspec.to_builtins(config), msgspec.to_builtins(setting)
 
 
 def _first_change(result: Result, job: Job) -> str:
-    before, now = _tables_today(result), _tables(job.config, job.setting)
+    before, now = deciding(*_tables_today(result)), deciding(*job.tables)
     return next(
         f"{table}.{key} was {before[table][key]}, is {now[table][key]}"
         for table in now
         for key in now[table]
-        if before[table][key] != now[table][key] and (table, key) != ("run", "name")
+        if table in before and before[table][key] != now[table][key]
     )

@@ -28,7 +28,7 @@ RECIPE = 1
 WHOLE = 0.05  # 1 / speed may miss a whole number by this much: 0.33 is a third
 
 HEAD = ("name", "about", "seeds", "baseline", "common", "variants")
-REPLICA = ("run", "model", "data", "learner")  # what decides the outcome of data-parallel training
+REPLICA = ("run", "model", "data", "learner")  # what data-parallel training reads
 TABLES = (*Config.__struct_fields__, "lab")
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
@@ -47,8 +47,6 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     embeddings: Literal["mean", "rda"] = "mean"
     kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
     steer: float = 0.0  # how strongly a fragment's outer step follows the cosine between its merges
-    lr_end: float = 1.0  # factor for the outer rate at the end of the run, linear over it
-    momentum_end: float = 1.0  # and for the outer momentum
 
 
 PRODUCT = Trial()  # nothing tried: as the product has it
@@ -86,8 +84,12 @@ class Job(Struct, frozen=True, kw_only=True):
     folder: str = "."
 
     @property
+    def tables(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return msgspec.to_builtins(self.config), msgspec.to_builtins(self.setting)
+
+    @property
     def key(self) -> str:
-        return digest(msgspec.to_builtins(self.config), msgspec.to_builtins(self.setting))
+        return digest(*self.tables)
 
     def __str__(self) -> str:
         return f"{self.study}/{self.variant} seed {self.seed}"
@@ -157,10 +159,15 @@ class Study(Struct, frozen=True, kw_only=True):
 
 
 def digest(config: dict[str, Any], setting: dict[str, Any]) -> str:
-    unnamed = {key: value for key, value in config.get("run", {}).items() if key != "name"}
-    tables = config if not setting.get("data_parallel") else {name: config[name] for name in REPLICA if name in config}
-    said = json.dumps([RECIPE, tables | {"run": unnamed}, setting], sort_keys=True)
+    said = json.dumps([RECIPE, deciding(config, setting)], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def deciding(config: dict[str, Any], setting: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables that decide the outcome: neither the run's name, nor what a data-parallel replica does not read."""
+    tables = {name: table for name, table in config.items() if name in REPLICA or not setting.get("data_parallel")}
+    tables["run"] = {key: value for key, value in config.get("run", {}).items() if key != "name"}
+    return tables | {"lab": setting}
 
 
 def read(file: Path) -> Study:
@@ -317,6 +324,4 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("trial.beta2", 0.5, 0.9999),
     ("trial.kept", 0.001, 1),
     ("trial.steer", 0, 10),
-    ("trial.lr_end", 0, 10),
-    ("trial.momentum_end", 0, 1),
 )

@@ -9,18 +9,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from skerry.algo.codecs import Inspection, payload_bytes
 from skerry.algo.fragments import BLOCK, Fragment, Slot
 from skerry.algo.merge import Held
-from skerry.core.events import Merge
-from skerry.core.schedule import PLAIN, STEADY
+from skerry.core.schedule import PLAIN
 from skerry.lab.algebra import Blocks, Device, Payload
 from skerry.lab.study import Trial
-from skerry.node.algebra import Merged, Values
 
 CHUNK = 4096  # the largest elements are chosen within each
 INDEX_BITS = 12  # of an element within its chunk
@@ -38,14 +35,6 @@ class Trials(Device):
 
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
         return super().hold(codec, payload, weight if self.trial.weights == "tokens" else 1.0, seen)
-
-    def merge(
-        self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
-    ) -> Merged:
-        if order.phase == STEADY:
-            lr, momentum = (1 + order.progress * (end - 1) for end in (self.trial.lr_end, self.trial.momentum_end))
-            order = msgspec.structs.replace(order, lr=order.lr * lr, momentum=order.momentum * momentum)
-        return super().merge(order, fragment, old, held, codec, threads)
 
     def delta(self, rule: str, fragment: Fragment, held: Sequence[Any]) -> Tensor:
         found = super().delta(rule, fragment, held)
