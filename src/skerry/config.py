@@ -7,10 +7,11 @@ have a table [plan], what `skerry plan run` asks of links and failures: no run r
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -167,7 +168,7 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     try:
         config = msgspec.convert(tables, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_plain(error, tables)) from None
+        raise ConfigError(explained(error, Config, tables)) from None
     return config
 
 
@@ -210,13 +211,17 @@ def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside:
             tables[table][key] = int(value) if is_count else value  # 1e9 tokens is a number of tokens
 
 
-def _plain(error: msgspec.ValidationError, tables: dict[str, Any]) -> str:
+def explained(error: msgspec.ValidationError, kind: type[Struct], table: dict[str, Any]) -> str:
+    """Why this table is none of its kind: the key, its value and what it may be."""
     text, _, path = str(error).partition(" - at `$.")
-    path = path.rstrip("`")
-    if "." not in path:
-        return f"{path or 'config'}: {text}"
-    table, key = path.split(".", 1)
-    return f"{path} = {tables[table].get(key)!r}: {text[0].lower() + text[1:]}"
+    value: Any = table
+    known: Any = kind
+    keys = re.findall(r"[a-z_][a-z_0-9]*", path)
+    for key in keys:
+        value, known = value[key], get_type_hints(known)[key]
+    said = "" if isinstance(value, dict) else f" = {value!r}"  # a whole table says nothing
+    is_choice = get_origin(known) is Literal and isinstance(value, str)
+    return f"{'.'.join(keys)}{said}: {near(value, get_args(known)) if is_choice else text[0].lower() + text[1:]}"
 
 
 def validate(config: Config) -> Config:

@@ -279,12 +279,7 @@ def _setting(where: str, lab: dict[str, Any]) -> Setting:
     try:
         return msgspec.convert(lab, Setting)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        value: Any = lab
-        for key in (keys := re.findall(r"[a-z_]+", path)):
-            value = value[key]
-        said = "" if isinstance(value, dict) else f" = {value!r}"  # a whole table says nothing
-        raise StudyError(f"{where}: {'.'.join(['lab', *keys])}{said}: {text[0].lower() + text[1:]}") from None
+        raise StudyError(f"{where}: lab.{configs.explained(error, Setting, lab)}") from None
 
 
 def _problems(config: Config, setting: Setting) -> Iterator[str]:
