@@ -135,6 +135,7 @@ class Desk:
             open_s=m.open_s,
             elapsed_s=m.elapsed_s,
             at=0.0,
+            gain=m.gain,
         )
 
     # what learners do

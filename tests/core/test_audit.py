@@ -263,6 +263,8 @@ def test_i2_a_discard_of_nothing_or_on_no_fragment():
         {"restart": 2},
         {"sync_every": 3},
         {"sync_every": 4},  # that of the warm phase
+        {"gain": 0.5},  # nobody has missed a version
+        {"gain": math.nan},
     ],
     ids=str,
 )

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry import config as configs
+from skerry.core.facts import Row
 from skerry.core.schedule import (
     COOL,
     STAGES,
@@ -13,6 +14,7 @@ from skerry.core.schedule import (
     WARM,
     Pacer,
     first_due,
+    gain_of,
     pace_s,
     phase_at,
     rounds_open_max,
@@ -126,3 +128,46 @@ def test_fixed_is_fixed(progress, taken):
     fixed = configs.Config(sync=configs.Sync(policy="fixed", sync_every=24))
     phase = phase_at(fixed, progress, taken)
     assert (sync_every_in(fixed.sync, phase), phase) == (24, STEADY)
+
+
+def row(learner, steps, fate="merged"):
+    return Row(learner, 1, 0, 0, 0, steps, 10 * steps, fate, 1)
+
+
+def test_all_of_a_merge_is_taken_if_each_brings_one_round():
+    rows = [row("a", 25), row("b", 25), row("c", 24)]
+    assert gain_of(rows, {"a": 6, "b": 6}, version=7, sync_every=24) == 1.0  # and c is new
+    stretched = [row("a", 60), row("b", 58)]  # nobody was in a version meanwhile: the syncer was away
+    assert gain_of(stretched, {"a": 6, "b": 6}, version=7, sync_every=24) == 1.0
+
+
+def test_halves_that_take_turns_go_no_further_than_each_of_them_has_gone():
+    """Over a link slower than H: a and b are in odd versions, c and d in even ones, each with two rounds of steps."""
+    merged_in, gone = {}, 0.0
+    for version in range(1, 101):
+        learners = "ab" if version % 2 else "cd"
+        rows = [row(learner, 8 if learner in merged_in else 4) for learner in learners]
+        gone += gain_of(rows, merged_in, version, sync_every=4) * rows[0].steps
+        merged_in |= dict.fromkeys(learners, version)
+    assert gone == 4 * 100
+
+
+def test_the_slow_and_the_new_bring_no_more_than_their_due():
+    slow = [row("fast", 25), row("slow", 12)]  # was not in the last version, with 6 steps a round
+    assert gain_of(slow, {"fast": 6, "slow": 5}, version=7, sync_every=24) == 1.0
+    returned = [row("a", 25), row("b", 20), row("b", 300, "fast-forward")]
+    assert gain_of(returned, {"a": 99, "b": 3}, version=100, sync_every=24) == 1.0
+
+
+def test_one_that_missed_a_version_counts_for_one_round():
+    rows = [row("a", 24), row("b", 24), row("c", 48)]
+    gain = gain_of(rows, {"a": 6, "b": 6, "c": 5}, version=7, sync_every=24)
+    assert gain == (240 + 240 + 480 / 2) / (240 + 240 + 480)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 9)), min_size=1, max_size=8), st.integers(1, 50))
+def test_a_gain_is_a_part_and_never_nothing(brought, every):
+    rows = [row(str(n), steps) for n, (steps, _) in enumerate(brought)]
+    merged_in = {str(n): version for n, (_, version) in enumerate(brought)}
+    gain = gain_of(rows, merged_in, 10, every)
+    assert min(1.0, every / max(r.steps for r in rows)) - 1e-9 <= gain <= 1.0 + 1e-9

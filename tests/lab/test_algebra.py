@@ -103,7 +103,9 @@ def test_what_is_not_finite_stays_visible(codec, poison, device):
     assert not torch.isfinite(decoded[700])
 
 
-def order_of(rule: str, outer_rule: str, version: int = 6, delay: int = 1, restart: int = 0) -> Merge:
+def order_of(
+    rule: str, outer_rule: str, version: int = 6, delay: int = 1, restart: int = 0, gain: float = 1.0
+) -> Merge:
     return Merge(
         fragment=0,
         version=version,
@@ -124,6 +126,7 @@ def order_of(rule: str, outer_rule: str, version: int = 6, delay: int = 1, resta
         elapsed_s=0.0,
         delay=delay,
         restart=restart,
+        gain=gain,
     )
 
 
@@ -179,6 +182,21 @@ def test_outer_steps_keep_the_same_calendar(outer_rule, version, delay, restart,
     ours, theirs = merged_by_both(order, old, contributions(2), device)
     assert_close(ours.values.theta, theirs.values.theta)
     assert_close(ours.values.velocity, theirs.values.velocity)
+
+
+@on_every_device
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gain_shortens_the_merged_delta_and_not_the_momentum(rule, device):
+    zero = np.zeros(FRAGMENT.size, np.float32)
+    velocity = gaussian(11, 0.1)
+    (ours, theirs), (_, whole) = (
+        merged_by_both(order_of(rule, "nesterov", gain=gain), [zero, velocity, zero], contributions(5), device)
+        for gain in (0.5, 1.0)
+    )
+    assert_close(ours.values.theta, theirs.values.theta)
+    assert_close(ours.values.velocity, theirs.values.velocity)
+    delta = whole.values.velocity - np.float32(0.9) * velocity
+    np.testing.assert_allclose(theirs.values.velocity, np.float32(0.9) * velocity + delta / 2, atol=1e-6)
 
 
 @on_every_device

@@ -52,28 +52,6 @@ def test_rows_are_stretched_each_by_its_own() -> None:
         assert np.linalg.norm(delta[at]) == pytest.approx(np.mean([np.linalg.norm(d[at]) for d in drifts]), rel=1e-4)
 
 
-def test_by_element_what_learners_agree_on_is_left_alone_and_noise_is_as_long_as_theirs() -> None:
-    fragment, learners = fragment_of(300, 2000), 8
-    matrix = next(slot for slot in fragment.slots if slot.kind != "embedding")
-    agreed = slice(matrix.offset, matrix.offset + matrix.size // 2)
-    noisy = slice(agreed.stop, matrix.offset + matrix.size)
-    lab = Trials("cpu", Trial(norms="element"))
-    for merge in range(30):
-        drifts = [gaussian(1000 * merge + learner, fragment=fragment) for learner in range(learners)]
-        for drift in drifts:
-            drift[agreed] = drifts[0][agreed]
-        delta = lab.delta("rda", fragment, held(lab, fragment, *drifts)).numpy()
-        assert np.allclose(delta[agreed], drifts[0][agreed], rtol=1e-4)
-    mean = np.mean(drifts, axis=0)
-    stretch = np.linalg.norm(delta[noisy]) / np.linalg.norm(mean[noisy])
-    assert 0.75 * learners**0.5 < stretch <= learners**0.5
-    embedding = next(slot for slot in fragment.slots if slot.kind == "embedding")
-    at = slice(embedding.offset, embedding.offset + embedding.size)
-    assert np.allclose(delta[at], mean[at], atol=1e-6)
-    cool = lab.delta("mean", fragment, held(lab, fragment, *drifts)).numpy()
-    assert np.allclose(cool, mean, atol=1e-6)
-
-
 def test_equal_weights_and_stretched_embeddings() -> None:
     fragment = fragment_of(300, 1000)
     drifts = [gaussian(seed, fragment=fragment) for seed in range(2)]

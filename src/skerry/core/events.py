@@ -144,6 +144,7 @@ class Merge(Struct, frozen=True):
     delay: int = 1
     restart: int = 0
     steps: int = 0
+    gain: float = 1.0
 
 
 class Dismiss(Struct, frozen=True):

@@ -102,6 +102,7 @@ class Committed(Struct, frozen=True, tag=True):
     delay: int = 1  # the outer rule's, as are lr and momentum
     restart: int = 0
     steps: int = 0  # of all learners, when it was decided
+    gain: float = 1.0  # how much of the merged delta the outer step got
 
 
 class Discarded(Struct, frozen=True, tag=True):

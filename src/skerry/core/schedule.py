@@ -7,11 +7,12 @@ network; openings are paced so that traffic stays smooth, also after an outage.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from skerry.config import Config, Run, Sync
-from skerry.core.ledger import Ledger
+from skerry.core.facts import Row
+from skerry.core.ledger import MERGED, Ledger
 
 WARM = "warm"
 STEADY = "steady"
@@ -64,6 +65,20 @@ def recipe_of(config: Config, phase: str) -> Recipe:
     outer = config.outer
     delay = outer.delay if outer.rule == "delayed" else 1
     return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
+
+
+def gain_of(rows: Iterable[Row], merged_in: Mapping[str, int], version: int, sync_every: int) -> float:
+    """How much of its delta a merge takes: all, but for contributions that span several versions.
+
+    Over a link slower than H, half of the learners may be in one version and the others in the next. Each brings the
+    drift of two rounds; taken whole, the model would go twice as far as any of them has gone. So one that was last in
+    k versions before this one counts for 1/k of itself, but never for less than H steps: who does fewer in a
+    round, slow or new, brings no more than its due.
+    """
+    merged = [row for row in rows if row.fate == MERGED]
+    spans = [version - merged_in.get(row.learner, version - 1) for row in merged]
+    parts = (row.tokens / max(1.0, min(k, row.steps / sync_every)) for row, k in zip(merged, spans, strict=True))
+    return math.fsum(parts) / math.fsum(row.tokens for row in merged)
 
 
 def sync_every_in(sync: Sync, phase: str) -> int:

@@ -35,6 +35,7 @@ class FragmentState(Struct):
     digest: bytes
     file_before: str = ""
     sync_every: int = 0  # H when this version was merged; 0 for genesis
+    merged_in: dict[str, int] = field(default_factory=dict)  # learner -> the version its work was last merged into
 
 
 class LifeState(Struct):
@@ -110,10 +111,16 @@ class RunState(Struct, tag="Fold"):
         for seen in fact.seen:
             self.ledger.see(seen)
         self.ledger.book(fact.rows)
+        learners = [row.learner for row in fact.rows if row.fate == MERGED]
         self.fragments[fact.fragment] = FragmentState(
-            fact.version, fact.file, fact.digest, fragment.file, fact.sync_every
+            fact.version,
+            fact.file,
+            fact.digest,
+            fragment.file,
+            fact.sync_every,
+            fragment.merged_in | dict.fromkeys(learners, fact.version),
         )
-        merged = sum(row.fate == MERGED for row in fact.rows)
+        merged = len(learners)
         self.merges += 1
         self.merges_alone += merged == 1
         self.contributors += merged

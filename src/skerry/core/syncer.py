@@ -43,6 +43,7 @@ from skerry.core.samples import Samples
 from skerry.core.schedule import (
     Pacer,
     first_due,
+    gain_of,
     pace_s,
     phase_at,
     recipe_of,
@@ -453,23 +454,25 @@ class SyncerMachine:
     def _merge(self, p: int, round_: Round, reason: str, quorum: int, ready: int) -> None:
         """Order the merge of what is held."""
         contributions = tuple(self.held[p][learner] for learner in sorted(self.held[p]))
-        recipe = recipe_of(self.config, round_.phase)
+        recipe, every = recipe_of(self.config, round_.phase), sync_every_in(self.config.sync, round_.phase)
+        version = self.state.fragments[p].version + 1
+        rows = tuple(row for c in contributions for row in admission.rows_of(c, self._settled(c)))
         self.merging.add(p)
         self._do(
             Merge(
                 fragment=p,
-                version=self.state.fragments[p].version + 1,
+                version=version,
                 contributions=contributions,
                 rule=recipe.rule,
                 outer=recipe.outer,
                 lr=recipe.lr,
                 momentum=recipe.momentum,
-                sync_every=sync_every_in(self.config.sync, round_.phase),
+                sync_every=every,
                 quorum=quorum,
                 phase=round_.phase,
                 reason=reason,
                 ready=ready,
-                rows=tuple(row for c in contributions for row in admission.rows_of(c, self._settled(c))),
+                rows=rows,
                 seen=self._seen(),
                 progress=self.progress,
                 open_s=self._now - round_.opened_at,
@@ -477,6 +480,7 @@ class SyncerMachine:
                 delay=recipe.delay,
                 restart=recipe.restart,
                 steps=self.state.steps,
+                gain=gain_of(rows, self.state.fragments[p].merged_in, version, every),
             )
         )
 

@@ -109,6 +109,7 @@ class Device:
         """Merge, outer step, published delta."""
         delta = self.delta(order.rule, fragment, held)
         self._measure(fragment, held, delta)
+        delta = delta * order.gain
         if is_multiple(order.version, order.restart):
             old = old._replace(velocity=torch.zeros_like(old.velocity))
         x, velocity = _OUTER[order.outer](order, old, delta)

@@ -88,7 +88,7 @@ def _loss_against_bytes(study: Study, runs: Runs) -> Any:
 
     figure, axes = _figure(study, "bytes sent per parameter and learner, both ways (logarithmic)")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.12)

@@ -43,7 +43,7 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     optimizer: Literal["adamw", "muon"] = "adamw"  # of the matrices inside; the rest is always AdamW's
     beta2: float = 0.95  # how long AdamW remembers squared gradients
     weights: Literal["tokens", "equal"] = "tokens"  # of contributions
-    norms: Literal["tensor", "row", "element"] = "tensor"  # what RDA takes direction and length of
+    norms: Literal["tensor", "row"] = "tensor"  # what RDA takes direction and length of
     embeddings: Literal["mean", "rda"] = "mean"
     kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
     steer: float = 0.0  # how strongly a fragment's outer step follows the cosine between its merges

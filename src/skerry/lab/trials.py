@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skerry.algo.codecs import Inspection, payload_bytes
 from skerry.algo.fragments import BLOCK, Fragment, Slot
-from skerry.algo.merge import NORM_MIN, Held
+from skerry.algo.merge import Held
 from skerry.core.schedule import PLAIN
 from skerry.lab.algebra import Blocks, Device, Payload
 from skerry.lab.study import Trial
@@ -23,7 +23,6 @@ CHUNK = 4096  # the largest elements are chosen within each
 INDEX_BITS = 12  # of an element within its chunk
 ECHO = 0.1  # the cosine between two merges of a fragment at which its outer step is left alone
 FACTORS = (0.5, 2.0)  # of it, at least and at most
-MEMORY = 0.9  # of an element's squares, from merge to merge
 
 
 class Trials(Device):
@@ -33,15 +32,11 @@ class Trials(Device):
         super().__init__(device)
         self.trial = trial
         self._factors: dict[int, Tensor] = {}  # of the outer step, by fragment
-        self._squares: dict[int, Tensor] = {}  # of each element: what learners contribute, and what their mean keeps
-        self._steady: set[int] = set()  # fragments that have been merged by RDA
 
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
         return super().hold(codec, payload, weight if self.trial.weights == "tokens" else 1.0, seen)
 
     def delta(self, rule: str, fragment: Fragment, held: Sequence[Any]) -> Tensor:
-        if self.trial.norms == "element":
-            return self._by_element(rule, fragment, held)
         found = super().delta(rule, fragment, held)
         if not self.trial.steer or rule == PLAIN.rule:
             return found
@@ -49,26 +44,6 @@ class Trials(Device):
         factor = self._factors.get(fragment.index, torch.ones_like(echo)) * (self.trial.steer * (echo - ECHO)).exp()
         self._factors[fragment.index] = factor.clamp(*FACTORS)
         return found * self._factors[fragment.index]
-
-    def _by_element(self, rule: str, fragment: Fragment, held: Sequence[Any]) -> Tensor:
-        """The mean, each element as long over time as those it comes from; plain in the cool phase.
-
-        So an element on which learners agree is left alone, and one that is all noise grows √M-fold: what Adam's
-        second moment would do to a gradient averaged over all of them.
-        """
-        shares, values = self._shares(held).float(), torch.stack([each.payload.values for each in held])
-        mean = (shares * values).sum(0)
-        squares = torch.stack(((shares * values.square()).sum(0), mean.square()))
-        squares = torch.lerp(squares, self._squares.get(fragment.index, squares), MEMORY)
-        self._squares[fragment.index] = squares
-        if rule != PLAIN.rule:
-            self._steady.add(fragment.index)
-        elif fragment.index in self._steady:
-            return mean
-        longest = shares.square().sum().rsqrt()
-        factors = (squares[0] / squares[1].clamp_min(NORM_MIN)).sqrt().clamp(max=longest)
-        at = self._map(fragment)
-        return torch.where(at.averaged[at.group].repeat_interleave(BLOCK), mean, mean * factors)
 
     def encode(self, codec: str, values: Tensor) -> tuple[Payload, Tensor]:
         if self.trial.kept == 1:
@@ -82,7 +57,7 @@ class Trials(Device):
     def blocks_of(self, fragment: Fragment) -> Blocks:
         tensors = super().blocks_of(fragment)
         averaged = [is_mean and self.trial.embeddings == "mean" for is_mean in tensors.averaged]
-        if self.trial.norms != "row":
+        if self.trial.norms == "tensor":
             return Blocks(tensors.group, averaged)
         group: list[int] = []
         by_row: list[bool] = []

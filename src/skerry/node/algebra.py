@@ -87,6 +87,7 @@ class Float32:
     ) -> Merged:
         """Merge, outer step, published delta."""
         delta = merging.merge(order.rule, fragment, held, threads)
+        delta *= np.float32(order.gain)
         x, velocity = outer.outer_step(
             order.outer,
             order.lr,

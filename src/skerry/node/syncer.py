@@ -216,6 +216,7 @@ class SyncerNode:
             delay=action.delay,
             restart=action.restart,
             steps=action.steps,
+            gain=action.gain,
         )
 
     def _take(self, c: Contribution) -> Held:
