@@ -353,12 +353,12 @@ class Pair:
         return total
 
     def booked_work(self, p):
-        """Σ over commits of Σ w v / Σ w: what a mean with outer step 1 has added to the first version."""
+        """Σ over commits of gain · Σ w v / Σ w: what a mean with outer step 1 has added to the first version."""
         total = np.zeros(self.fragments[p].size)
         for commit in self.commits:
             if commit.fragment == p:
                 rows = [row for row in commit.rows if row.fate == MERGED]
                 assert len(rows) == len(commit.weights)
                 for row, weight in zip(rows, commit.weights, strict=True):
-                    total += weight / sum(commit.weights) * self.decoded(row)
+                    total += commit.gain * weight / sum(commit.weights) * self.decoded(row)
         return total

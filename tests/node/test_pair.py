@@ -222,7 +222,8 @@ def test_each_commit_is_rda_and_nesterov_of_the_contributions_that_arrived(tmp_p
             assert (commit.rule, commit.outer, commit.lr, commit.momentum) == ("rda", "nesterov", 0.3, 0.9)
             for row, weight in zip(commit.rows, commit.weights, strict=True):
                 assert weight == row.tokens * row.tokens / row.steps
-            delta = plain_rda(pair.fragments[p], [pair.decoded(row) for row in commit.rows], commit.weights)
+            arrived = [pair.decoded(row) for row in commit.rows]
+            delta = commit.gain * plain_rda(pair.fragments[p], arrived, commit.weights)
             velocity = 0.9 * old.velocity.astype(np.float64) + delta
             x = old.theta.astype(np.float64) + old.error + 0.3 * (delta + 0.9 * velocity)
             new = before[p] = FLOAT32.load(pair.store.get(commit.file), pair.fragments[p])
