@@ -136,11 +136,7 @@ def default() -> Config:
 
 def local() -> Config:
     """Learners that share a small machine: paced, so that figures speak of the protocol, not of the scheduler."""
-    return Config(
-        run=Run(learners=4),
-        sync=Sync(num_fragments=16, sync_every=16),
-        learner=Learner(step_s=0.3),
-    )
+    return Config(run=Run(learners=4), learner=Learner(step_s=0.3))
 
 
 def paper() -> Config:

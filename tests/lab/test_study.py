@@ -187,6 +187,16 @@ def test_a_line_that_is_no_result_is_refused_with_its_number(tmp_path, line):
         Results(results.file)
 
 
+@pytest.mark.parametrize("damage", [{"parameters": 0}, {"config": {"run": 3}}], ids=str)
+def test_a_result_that_no_run_gives_is_refused_with_its_number(tmp_path, damage):
+    results = Results(tmp_path / "results.jsonl")
+    results.append(result_of(study_of(tmp_path, "plain").jobs[0]))
+    record = msgspec.json.decode(results.file.read_bytes()) | damage
+    results.file.write_bytes(msgspec.json.encode(record) + b"\n")
+    with pytest.raises(StudyError, match=r"results.jsonl:1: is no result of this version"):
+        Results(results.file)
+
+
 def test_results_that_cannot_be_read_or_written_are_refused(tmp_path):
     with pytest.raises(StudyError, match="cannot be read"):
         Results(tmp_path)

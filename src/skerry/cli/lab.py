@@ -42,6 +42,7 @@ def run(words: Sequence[str]) -> int:
     books = _books(studies, options.results)
     if options.plot:
         cli.need("matplotlib", "plot", "--plot")
+        _make(options.plot)
     missing = _missing(studies, books)
     jobs = [] if options.table else missing
     device = _device(options.device, jobs, books) if jobs else ""
@@ -130,6 +131,13 @@ def _books(studies: Sequence[Study], file: Path | None) -> Books:
     return books
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cli.Refusal(f"--plot {folder}: not a folder to draw into ({error.strerror}): choose another") from None
+
+
 def _missing(studies: Sequence[Study], books: Books) -> list[Job]:
     """What there is no result of: the first seed of everything first. What two studies share is run once."""
     jobs: dict[tuple[Path, str], Job] = {}
@@ -154,6 +162,8 @@ def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
         device = torch.device(name)
     except RuntimeError as error:
         raise cli.Refusal(f"--device {name}: {str(error).splitlines()[0]}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise cli.Refusal(f"--device {name}: the laboratory runs on cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise cli.Refusal(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices for torch")
     for job in jobs:

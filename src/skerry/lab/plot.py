@@ -37,7 +37,6 @@ def draw(study: Study, results: Results, folder: Path) -> list[Path]:
     sound = {name: runs for name, runs in sound.items() if runs}
     if not sound:
         return []
-    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         return [
             *save(_loss_against_tokens(study, sound), folder / f"{study.name}-tokens", DPI),

@@ -14,10 +14,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from skerry import config as configs
 from skerry.config import Config, ConfigError
@@ -117,7 +117,7 @@ class Result(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     loss_before_close: float
     diverged: bool
     points: tuple[Point, ...]
-    parameters: int
+    parameters: Annotated[int, Meta(gt=0)]
     tokens: int
     tokens_discarded: int
     steps: int
@@ -128,7 +128,7 @@ class Result(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     seconds: float
     device: str
     versions: dict[str, str]
-    config: dict[str, Any]
+    config: dict[str, dict[str, Any]]
     setting: dict[str, Any]
 
 
