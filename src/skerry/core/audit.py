@@ -254,9 +254,9 @@ class Audit:
             self._quorum(fact, len(merged))
             since = (max(progress, self._at_epoch[0]), max(steps, self._at_epoch[1]))
             self._settings(state, fact, since)
-        if fact.rows and not self.violations:
-            gain = gain_of(fact.rows, at.merged_in, fact.version, fact.sync_every)
-            self._demand(fact.gain == gain, "I3", "takes {} of its delta, not {}", fact.gain, gain)
+            if not self.violations:  # of rows and an H that are sound
+                gain = gain_of(fact.rows, at.merged_in, fact.version, fact.sync_every)
+                self._demand(fact.gain == gain, "I3", "takes {} of its delta, not {}", fact.gain, gain)
 
     def _gone_back(self, fact: Committed, last: Committed | None) -> None:
         self._demand(not fact.rows and not fact.weights, "I3", "merges while it goes back: {}", fact.rows)

@@ -1,4 +1,4 @@
-"""How far the run is, which fragment is due, and how many rounds may be opened when.
+"""How far the run is, which fragment is due, how many rounds may be opened when, and what a merge does.
 
 H follows how far the run is (the policy); a fragment is due by steps, never by time, so H does not collapse on a fast
 network; openings are paced so that traffic stays smooth, also after an outage.
@@ -72,7 +72,7 @@ def gain_of(rows: Iterable[Row], merged_in: Mapping[str, int], version: int, syn
 
     Over a link slower than H, half of the learners may be in one version and the others in the next. Each brings the
     drift of two rounds; taken whole, the model would go twice as far as any of them has gone. So one that was last in
-    k versions before this one counts for 1/k of itself, but never for less than H steps: who does fewer in a
+    the k-th version before this one counts for 1/k of itself, but never for less than H steps: who does fewer in a
     round, slow or new, brings no more than its due.
     """
     merged = [row for row in rows if row.fate == MERGED]

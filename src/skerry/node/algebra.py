@@ -87,7 +87,8 @@ class Float32:
     ) -> Merged:
         """Merge, outer step, published delta."""
         delta = merging.merge(order.rule, fragment, held, threads)
-        delta *= np.float32(order.gain)
+        if order.gain < 1:  # seldom: it costs a pass over the fragment
+            delta *= np.float32(order.gain)
         x, velocity = outer.outer_step(
             order.outer,
             order.lr,
