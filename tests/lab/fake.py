@@ -1,5 +1,6 @@
 """A run that trains nothing: what workers call in tests, in processes of their own, and studies to hand them."""
 
+import atexit
 import os
 import signal
 import time
@@ -69,6 +70,8 @@ def run(job, device, told):
             os._exit(3)
         case "endless":
             signal.pause()
+        case "tidies":
+            atexit.register(Path("tidy").touch)
         case "slow":
             time.sleep(0.3)
         case "odd":

@@ -305,6 +305,11 @@ def test_closing_it_ends_the_workers(tmp_path):
     assert not active_children()
 
 
+def test_workers_that_have_nothing_left_to_do_tidy_up(tmp_path):
+    list(execute(study_of(tmp_path, "tidies").jobs[:1], run=run))
+    assert (tmp_path / "tidy").exists()
+
+
 def test_workers_do_not_outlive_their_parent(tmp_path):
     study = study_of(tmp_path, "endless")
     script = (

@@ -63,7 +63,12 @@ def execute(
                     worker.end() if event.failure else idle.append(worker)
                 yield event
     finally:
-        for worker in idle + busy:
+        for worker in idle:
+            worker.pipe.close()  # it ends by itself then, and what it had begun (compilers, semaphores) with it
+        for worker in busy:
+            worker.end()
+        for worker in idle:
+            worker.process.join(END_S)
             worker.end()
 
 
