@@ -217,7 +217,24 @@ def explained(error: msgspec.ValidationError, kind: type[Struct], table: dict[st
         value, known = value[key], get_type_hints(known)[key]
     said = "" if isinstance(value, dict) else f" = {value!r}"  # a whole table says nothing
     is_choice = get_origin(known) is Literal and isinstance(value, str)
-    return f"{'.'.join(keys)}{said}: {near(value, get_args(known)) if is_choice else text[0].lower() + text[1:]}"
+    return f"{'.'.join(keys)}{said}: {near(value, get_args(known)) if is_choice else _in_words(text)}"
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def _in_words(text: str) -> str:
+    """msgspec's "Expected `int | float`, got `bool`" for somebody who writes TOML."""
+    if kinds := re.match(r"Expected `([a-z| ]+)`", text):
+        return "write " + " or ".join(_KINDS[kind] for kind in kinds[1].replace("int | float", "float").split(" | "))
+    return text[0].lower() + text[1:]
 
 
 def validate(config: Config) -> Config:

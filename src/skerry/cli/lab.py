@@ -294,8 +294,8 @@ def print_table(table: Table, drawn: Sequence[Path]) -> None:
         grid.add_row(*row)
     console.print(grid, width=max(console.width, console.measure(grid).minimum), crop=False)
     for name in dict.fromkeys(missing.variant for missing in table.missing):
-        seeds = ", ".join(str(missing.seed) for missing in table.missing if missing.variant == name)
-        console.print(f"missing: {name}, seeds {seeds}", highlight=False)
+        seeds = [str(missing.seed) for missing in table.missing if missing.variant == name]
+        console.print(f"missing: {name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}", highlight=False)
     for line in (*table.notes, *(f"drawn: {file}" for file in drawn)):
         console.print(line, highlight=False)
 
