@@ -202,10 +202,12 @@ SAID = [
     ({"rtt": 12.0}, "a round trip takes 12 s"),
     ({"sync__policy": "auto", "sync__warm_every": 30}, "sync.warm_every = 30 is above"),
     ({"run__steps": 10}, "run.steps = 10 is less than"),
+    ({"run__steps": 2396}, "run.steps = 2,396 are 599 for each learner"),
     ({"wire__held_bytes_max": 1 << 20, "params": 1e9}, "wire.held_bytes_max"),
     ({"learner__step_s": 2.0}, "learner.step_s = 2 pads"),
     ({"tensors": 10}, "10 tensors"),
     ({"rates": (1e5,) * 4}, "does not fit under sync.fragment_sync_delay = 2"),
+    ({"rates": (1e5,) * 4}, 'learner.adopt = "overwrite" may give'),
     ({"rates": (3e5,) * 4}, "H becomes"),
     ({"rates": (2e6,) * 4}, "sync.close_timeout_s = 30"),
     ({"rates": (1e5,) * 4}, "minutes to load the model"),
@@ -218,6 +220,13 @@ SAID = [
 def test_contradictions_are_said_in_one_line(settings, named):
     said = [line for line in report(plan_of(**settings))["warnings"] if named in line]
     assert len(said) == 1 and "\n" not in said[0]
+
+
+def test_what_is_enough_or_set_already_is_not_said():
+    assert not report(plan_of(run__steps=2400))["warnings"]
+    assert "may give" not in " ".join(report(plan_of(rates=(1e5,) * 4, learner__adopt="overwrite"))["warnings"])
+    in_time = " ".join(report(plan_of(rtt=2.5))["warnings"])
+    assert "does not fit" in in_time and "may give" not in in_time
 
 
 def test_one_learner_and_many_are_said_as_such():

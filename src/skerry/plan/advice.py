@@ -1,4 +1,6 @@
-"""What to set, and what contradicts what, in plain words; every rule follows from a line of the core or of the plan.
+"""What to set, and what contradicts what, in plain words.
+
+Every rule follows from a line of the core or of the plan; two about the model from what was measured (docs/QUALITY.md).
 
 Suggestions change as little as possible: what is configured stays where it works. First a smaller codec (not below
 int4: what is coarser costs quality that nobody has planned for), then a longer H; links and the syncer are planned to
@@ -26,6 +28,8 @@ ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
 EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
 LONG_JOIN_S = 600.0
+STEPS_EACH = 600  # of a run for each of its learners, from which models were level with data-parallel
+LATE = 3  # steps that a sync takes, from which overwriting gave the better model
 MANY = 10**8  # parameters, from which recorded contributions fill a disk
 EVERY_MAX = configs.most("sync.sync_every")
 FRAGMENTS_MAX = configs.most("sync.num_fragments")
@@ -182,6 +186,11 @@ def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
             f"run.steps = {c.run.steps} is less than sync.sync_every = {c.sync.sync_every}: "
             "most fragments are merged only once, at the end"
         )
+    elif c.run.steps and c.run.steps < STEPS_EACH * len(plan.islands):
+        yield (
+            f"run.steps = {c.run.steps:,} are {c.run.steps / len(plan.islands):,.0f} for each learner: with fewer than "
+            f"about {STEPS_EACH} the model ends worse than data-parallel training's (measured at 10M parameters)"
+        )
     one = len(plan.islands) * payload_bytes(c.wire.codec_up, max(sizes))
     if one > c.wire.held_bytes_max:
         yield (
@@ -215,10 +224,13 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
         where = f"in the {at.period.phase} phase (H = {at.period.sync_every})"
         if late := [s for s in at.syncs if not s.fits]:
             worst = max(late, key=lambda s: s.sync_s / s.island.step_s)
+            steps = worst.sync_s / worst.island.step_s
+            is_late = steps > LATE and plan.config.learner.adopt == "rebase"
+            remedy = '; learner.adopt = "overwrite" may give the better model' if is_late else ""
             yield (
                 f"{where} a sync does not fit under sync.fragment_sync_delay = {tau} steps for {_names(late)}: "
-                f"it takes up to {worst.sync_s / worst.island.step_s:.1f} steps ({worst.sync_s:.3g} s); nobody waits, "
-                "but the versions adopted are that old"
+                f"it takes up to {steps:.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the versions adopted are "
+                f"that old{remedy}"
             )
         if at.period_s > 1.05 * at.bounds["steps"]:
             yield f"{where} H becomes {at.period_s / plan.pace_s:,.0f} at least: {_reason(at, plan)}"
