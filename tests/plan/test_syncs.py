@@ -70,6 +70,15 @@ def test_h_is_bounded_by_steps_then_by_the_links_of_a_quorum():
     assert steady(all_of_them).period_s == pytest.approx(300)
 
 
+def test_a_fragment_is_merged_once_a_round_trip_and_a_learner_in_every_other():
+    at = steady(plan_of(rtt=10.0, sync__sync_every=4))
+    wait = 2 / 5  # K of four, and the boundary
+    assert at.limit == "trips" and at.period_s == pytest.approx(10 + wait, rel=1e-3)
+    assert at.period_of(at.syncs[0]) == pytest.approx(20, rel=1e-3)
+    hidden = steady(plan_of(rtt=10.0))
+    assert hidden.limit == "steps" and hidden.period_s == pytest.approx(24 + wait)  # asked ahead of the round
+
+
 def test_a_shared_link_of_the_syncer_is_the_bound_for_all():
     cycle = 24 * FRAGMENT_BITS
     at = steady(plan_of()._replace(syncer_rate=4 * cycle / 50))
@@ -202,7 +211,8 @@ SAID = [
     ({"rtt": 12.0}, "a round trip takes 12 s"),
     ({"sync__policy": "auto", "sync__warm_every": 30}, "sync.warm_every = 30 is above"),
     ({"run__steps": 10}, "run.steps = 10 is less than"),
-    ({"run__steps": 2396}, "run.steps = 2,396 are 599 for each learner"),
+    ({"run__steps": 2399}, "4 learners want 2,400 steps or more, 600 times their number"),
+    ({"run__steps": 0, "run__minutes": 39.0}, "this run has 2,340"),
     ({"wire__held_bytes_max": 1 << 20, "params": 1e9}, "wire.held_bytes_max"),
     ({"learner__step_s": 2.0}, "learner.step_s = 2 pads"),
     ({"tensors": 10}, "10 tensors"),
@@ -225,8 +235,14 @@ def test_contradictions_are_said_in_one_line(settings, named):
 def test_what_is_enough_or_set_already_is_not_said():
     assert not report(plan_of(run__steps=2400))["warnings"]
     assert "may give" not in " ".join(report(plan_of(rates=(1e5,) * 4, learner__adopt="overwrite"))["warnings"])
-    in_time = " ".join(report(plan_of(rtt=2.5))["warnings"])
-    assert "does not fit" in in_time and "may give" not in in_time
+    assert "may give" not in " ".join(report(plan_of(rtt=2.9))["warnings"])
+    followed = plan_of(rtt=3.1, sync__fragment_sync_delay=4)
+    assert [line for line in report(followed)["warnings"] if "may give" in line] == report(followed)["warnings"]
+    one_of_many = plan_of(rates=(1e9, 1e9, 1e9, 1e5))
+    assert "may give" not in " ".join(report(one_of_many)["warnings"])
+    assert "want" not in " ".join(report(plan_of(rates=(1e9,), steps=(1.0,), run__steps=100))["warnings"])
+    short = " ".join(report(plan_of(run__steps=10, sync__policy="auto"))["warnings"])
+    assert "merged only once" not in short  # the warm phase has H = 4
 
 
 def test_one_learner_and_many_are_said_as_such():

@@ -28,7 +28,7 @@ ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
 EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
 LONG_JOIN_S = 600.0
-STEPS_EACH = 600  # of a run for each of its learners, from which models were level with data-parallel
+STEPS_EACH = 600  # of a run, times its learners, from which models were level with data-parallel
 LATE = 3  # steps that a sync takes, from which overwriting gave the better model
 MANY = 10**8  # parameters, from which recorded contributions fill a disk
 EVERY_MAX = configs.most("sync.sync_every")
@@ -103,7 +103,7 @@ def _delay(plan: Plan) -> int:
     """tau, from the configured one up, under which the syncs of a quorum fit once the warm phase is over."""
     sizes = sizes_of(plan)
     steady = stretch(plan, sizes, periods(plan.config)[-1])
-    steps = sorted(s.sync_s / s.island.step_s for s in steady.syncs)[plan.quorum - 1]
+    steps = sorted(map(_steps, steady.syncs))[plan.quorum - 1]
     return min(plan.config.sync.sync_every, max(plan.config.sync.fragment_sync_delay, math.ceil(steps)))
 
 
@@ -139,6 +139,7 @@ def warnings(plan: Plan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> 
         *_of_fragments(plan, sizes),
         *_of_syncs(plan, stretches),
         *_of_ends(plan, sizes),
+        *_of_quality(plan, stretches[-1]),
     ]
 
 
@@ -181,15 +182,11 @@ def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
             f"sync.warm_every = {c.sync.warm_every} is above sync.sync_every = {c.sync.sync_every}: "
             "the warm phase synchronises no more often than the rest"
         )
-    if c.run.steps and c.run.steps < c.sync.sync_every:
+    first = periods(c)[0]
+    if c.run.steps and c.run.steps < first.sync_every:
         yield (
-            f"run.steps = {c.run.steps} is less than sync.sync_every = {c.sync.sync_every}: "
+            f"run.steps = {c.run.steps} is less than H = {first.sync_every} in the {first.phase} phase: "
             "most fragments are merged only once, at the end"
-        )
-    elif c.run.steps and c.run.steps < STEPS_EACH * len(plan.islands):
-        yield (
-            f"run.steps = {c.run.steps:,} are {c.run.steps / len(plan.islands):,.0f} for each learner: with fewer than "
-            f"about {STEPS_EACH} the model ends worse than data-parallel training's (measured at 10M parameters)"
         )
     one = len(plan.islands) * payload_bytes(c.wire.codec_up, max(sizes))
     if one > c.wire.held_bytes_max:
@@ -223,14 +220,11 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
     for at in reversed(hardest.values()):
         where = f"in the {at.period.phase} phase (H = {at.period.sync_every})"
         if late := [s for s in at.syncs if not s.fits]:
-            worst = max(late, key=lambda s: s.sync_s / s.island.step_s)
-            steps = worst.sync_s / worst.island.step_s
-            is_late = steps > LATE and plan.config.learner.adopt == "rebase"
-            remedy = '; learner.adopt = "overwrite" may give the better model' if is_late else ""
+            worst = max(late, key=_steps)
             yield (
                 f"{where} a sync does not fit under sync.fragment_sync_delay = {tau} steps for {_names(late)}: "
-                f"it takes up to {steps:.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the versions adopted are "
-                f"that old{remedy}"
+                f"it takes up to {_steps(worst):.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the versions "
+                "adopted are that old"
             )
         if at.period_s > 1.05 * at.bounds["steps"]:
             yield f"{where} H becomes {at.period_s / plan.pace_s:,.0f} at least: {_reason(at, plan)}"
@@ -245,11 +239,15 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
             yield f"{where} {_names(slow)} {get} whole fragments, not deltas: too slow a link for every version"
 
 
+def _steps(sync: Sync) -> float:
+    return sync.sync_s / sync.island.step_s
+
+
 def _reason(at: Stretch, plan: Plan) -> str:
     return {
         "links": f"the links of {counted(plan.quorum, 'learner')}, the quorum, carry the model no faster",
         "syncer": "the syncer merges and writes no faster (an estimate: one busy core)",
-        "rounds": f"only {counted(at.rounds, 'round')} may be open at once and each waits that long for its quorum",
+        "trips": f"{counted(plan.quorum, 'learner')}, the quorum, cannot be asked and answer faster",
     }[at.limit]
 
 
@@ -277,6 +275,22 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
 
 def _names(syncs: Sequence[Sync]) -> str:
     return _named([s.island for s in syncs])
+
+
+def _of_quality(plan: Plan, steady: Stretch) -> Iterator[str]:
+    run, learners = plan.config.run, len(plan.islands)
+    steps = run.steps or 60 * run.minutes / plan.pace_s  # of tokens it is not known how many are in a step
+    if learners > 1 and 0 < steps < STEPS_EACH * learners:
+        yield (
+            f"{learners} learners want {STEPS_EACH * learners:,} steps or more, {STEPS_EACH} times their number, to "
+            f"end level with data-parallel training (measured at 10M parameters); this run has {steps:,.0f}"
+        )
+    late = sorted(map(_steps, steady.syncs))[plan.quorum - 1]
+    if late > LATE and plan.config.learner.adopt == "rebase":
+        yield (
+            f"a sync takes {counted(plan.quorum, 'learner')}, the quorum, {late:.1f} steps: where it takes more than "
+            f'{LATE}, learner.adopt = "overwrite" may give the better model, for work that it throws away'
+        )
 
 
 def _named(islands: Sequence[Island]) -> str:
