@@ -7,6 +7,7 @@ have a table [plan], what `skerry plan run` asks of links and failures: no run r
 
 from __future__ import annotations
 
+import datetime
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -156,16 +157,20 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     tables: dict[str, Any] = msgspec.to_builtins(base)
     if file is not None:
         _overlay(tables, _read_toml(file), str(file), aside=(PLAN,))
+        _converted(tables, f"{file}: ")
     for key, value in overrides:
         *path, last = key.split(".")
         if len(path) != 1:
             raise ConfigError(f"{key}: an override names a table and a key, like sync.quorum")
         _overlay(tables, {path[0]: {last: value}}, "command line")
+    return _converted(tables)
+
+
+def _converted(tables: dict[str, Any], where: str = "") -> Config:
     try:
-        config = msgspec.convert(tables, Config)
+        return msgspec.convert(tables, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(explained(error, Config, tables)) from None
-    return config
+        raise ConfigError(where + explained(error, Config, tables)) from None
 
 
 def plan_table(file: Path, known: Collection[str]) -> dict[str, Any]:
@@ -215,9 +220,17 @@ def explained(error: msgspec.ValidationError, kind: type[Struct], table: dict[st
     keys = re.findall(r"[a-z_][a-z_0-9]*", path)
     for key in keys:
         value, known = value[key], get_type_hints(known)[key]
-    said = "" if isinstance(value, dict) else f" = {value!r}"  # a whole table says nothing
+    if strange := re.match(r"Object contains unknown field `(.*)`", text):
+        return f"{'.'.join([*keys, strange[1]])}: unknown key: {near(strange[1], known.__struct_fields__)}"
+    said = "" if isinstance(value, dict) else f" = {_in_toml(value)}"  # a whole table says nothing
     is_choice = get_origin(known) is Literal and isinstance(value, str)
     return f"{'.'.join(keys)}{said}: {near(value, get_args(known)) if is_choice else _in_words(text)}"
+
+
+def _in_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, datetime.date | datetime.time) else repr(value)
 
 
 _KINDS = {

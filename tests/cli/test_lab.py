@@ -137,7 +137,7 @@ def test_a_result_that_counts_no_more_is_named_before_its_job_runs_again(call, k
         (["trial.toml", "--minutes", "nan"], "--minutes nan: must be above 0"),
         (["trial.toml", "--sync.quorum", "2"], "--sync.quorum: a study says what is configured: write it there"),
         (["trial.toml", "--device", "cuda:99"], "--device cuda:99: this machine has"),
-        (["trial.toml", "--device", "abacus"], "--device abacus: "),
+        (["trial.toml", "--device", "abacus"], "--device abacus: the laboratory runs on cpu or cuda"),
         (["trial.toml", "--device", "meta"], "--device meta: the laboratory runs on cpu or cuda"),
         (["trial.toml", "--table", "--plot", "trial.toml"], "--plot trial.toml: not a folder to draw into"),
         (["trial.toml", "--results", "trial.toml/x"], "trial.toml/x: cannot be read (Not a directory)"),

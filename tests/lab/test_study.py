@@ -1,6 +1,7 @@
 """Studies: what a file says, what it may not, results that survive crashes, and jobs in real worker processes."""
 
 import math
+import os
 import subprocess
 import sys
 from multiprocessing import active_children
@@ -86,7 +87,7 @@ def test_narrowed_to_some_variants_and_seeds(write):
         (("dead_steps = 20", "trial.beta2 = 'x'"), "variant dp: lab.trial.beta2 = 'x': write a number"),
         (("dead_steps = 20", "trial.optimizer = 'x'"), "lab.trial.optimizer = 'x': known are adamw, muon"),
         (("dead_steps = 20", "text = 'al'"), "variant dp: lab.text = 'al': did you mean all?"),
-        (("dead_steps = 20", "trial.kep = 1"), "variant dp: lab.trial: object contains unknown field `kep`"),
+        (("dead_steps = 20", "trial.kep = 1"), "variant dp: lab.trial.kep: unknown key: did you mean kept?"),
         (("dead_steps = 20", "trial = 1"), "variant dp: lab.trial = 1: write a table"),
         (("[1, 0.5, 0.33]", "[1, 'x']"), "variant faults: lab.speeds = [1, 'x']: write a number"),
         (("0.33]", "0.3]"), "lab.speeds = [1.0, 0.5, 0.3]: 0.3 is not 1/n with n a whole number"),
@@ -187,7 +188,25 @@ def test_a_line_that_is_no_result_is_refused_with_its_number(tmp_path, line):
         Results(results.file)
 
 
-@pytest.mark.parametrize("damage", [{"parameters": 0}, {"config": {"run": 3}}], ids=str)
+@pytest.mark.parametrize("text", [b"my notes", b"\n{", b'{"notes": 3', b'{"key":"a"}'])
+def test_what_is_no_file_of_results_is_refused_and_stays(tmp_path, text):
+    file = tmp_path / "notes.txt"
+    file.write_bytes(text)
+    if text == b"\n{":  # it may be torn, and is all there is
+        assert Results(file).warning
+        return
+    with pytest.raises(StudyError, match=r"notes.txt:1: is no result"):
+        Results(file)
+    assert file.read_bytes() == text
+
+
+def test_results_are_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StudyError, match="pipe: is no file"):
+        Results(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("damage", [{"parameters": 0}, {"config": {"run": 3}}, {"points": 3}, {"points": [3]}], ids=str)
 def test_a_result_that_no_run_gives_is_refused_with_its_number(tmp_path, damage):
     results = Results(tmp_path / "results.jsonl")
     results.append(result_of(study_of(tmp_path, "plain").jobs[0]))
@@ -198,7 +217,7 @@ def test_a_result_that_no_run_gives_is_refused_with_its_number(tmp_path, damage)
 
 
 def test_results_that_cannot_be_read_or_written_are_refused(tmp_path):
-    with pytest.raises(StudyError, match="cannot be read"):
+    with pytest.raises(StudyError, match="is no file"):
         Results(tmp_path)
     unwritable = Results(tmp_path / "file" / "results.jsonl")
     (tmp_path / "file").write_text("")

@@ -152,7 +152,10 @@ def _missing(studies: Sequence[Study], books: Books) -> list[Job]:
 def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
     """The device to run on; everything that can be refused is, before the first job."""
     for folder, path in {(job.folder, job.config.data.path) for job in jobs}:
-        corpus_files(STDLIB if path == STDLIB else Path(folder, path))
+        text = Path(folder, path)
+        if not text.exists() and text.with_suffix(".py").is_file():
+            raise cli.Refusal(f"{text} does not exist: make it with python {text.with_suffix('.py')}")
+        corpus_files(STDLIB if path == STDLIB else text)
     cli.need("torch", "torch", "skerry lab without --table")
     import torch
 
@@ -160,9 +163,9 @@ def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
     name = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise cli.Refusal(f"--device {name}: {str(error).splitlines()[0]}") from None
-    if device.type not in ("cpu", "cuda"):
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise cli.Refusal(f"--device {name}: the laboratory runs on cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise cli.Refusal(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices for torch")

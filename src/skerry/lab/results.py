@@ -20,6 +20,7 @@ from skerry.config import Config
 from skerry.lab.study import Job, Result, Setting, StudyError, deciding, digest
 
 RESULTS = "results.jsonl"
+BEGINNING = b'{"key":'  # of a result's line: what begins otherwise is somebody else's, and stays
 
 
 class Results:
@@ -31,13 +32,15 @@ class Results:
         self._by_key: dict[str, Result] = {}
         self._by_name: dict[tuple[str, str, int], Result] = {}
         self._outdated: dict[tuple[str, str, int], str] = {}  # those that count no more, and why
+        if file.exists() and not file.is_file():  # a pipe or device would never end
+            raise StudyError(f"{file}: is no file: name one, there or not yet, with --results")
         try:
             lines = file.read_bytes().split(b"\n")
         except FileNotFoundError:
             return
         except OSError as error:
             raise StudyError(f"{file}: cannot be read ({error.strerror}): check --results") from None
-        if not _is_whole(lines[-1]):
+        if _is_torn(lines[-1]):
             self.warning = f"{file}: the last line is torn and not counted; its job runs again"
             lines.pop()
         for number, line in enumerate(lines, 1):
@@ -73,7 +76,7 @@ class Results:
             fcntl.flock(file, fcntl.LOCK_EX)  # another process may add to the same file
             file.seek(0)
             last = file.read().split(b"\n")[-1]
-            if not _is_whole(last):
+            if _is_torn(last):
                 file.truncate(file.tell() - len(last))
             elif last:
                 line = b"\n" + line
@@ -98,28 +101,33 @@ class Results:
             ) from None
 
 
-def _is_whole(line: bytes) -> bool:
-    """Whether the bytes after the last line end are a line that only lacks its end, or nothing."""
-    if not line:
-        return True
+def _is_torn(line: bytes) -> bool:
+    """Whether the bytes after the last line end are the beginning of a result, and no more."""
+    if not line or not BEGINNING.startswith(line[: len(BEGINNING)]):
+        return False
     try:
         msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def decoded(where: str, line: bytes) -> Result:
     try:
         record = msgspec.json.decode(line)
-        if isinstance(record, dict):  # JSON has no NaN: where a run diverged stands null
-            for one in [record, *record.get("points", ())]:
-                for key in ("loss", "loss_before_close"):
-                    if key in one and one[key] is None:
-                        one[key] = math.nan
+        if isinstance(record, dict):
+            record = _with_nan(record)
+            if isinstance(points := record.get("points"), list):
+                record["points"] = [_with_nan(point) if isinstance(point, dict) else point for point in points]
         return msgspec.convert(record, Result)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{where}: is no result of this version ({error}): mend the line or take it out") from None
+
+
+def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: where a run diverged stands null."""
+    lost = {key: math.nan for key in ("loss", "loss_before_close") if key in record and record[key] is None}
+    return record | lost
 
 
 class OutdatedError(Exception):
