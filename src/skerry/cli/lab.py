@@ -152,10 +152,11 @@ def _missing(studies: Sequence[Study], books: Books) -> list[Job]:
 def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
     """The device to run on; everything that can be refused is, before the first job."""
     for folder, path in {(job.folder, job.config.data.path) for job in jobs}:
-        text = Path(folder, path)
-        if not text.exists() and text.with_suffix(".py").is_file():
-            raise cli.Refusal(f"{text} does not exist: make it with python {text.with_suffix('.py')}")
-        corpus_files(STDLIB if path == STDLIB else text)
+        text = path if path == STDLIB else Path(folder, path)
+        maker = Path(f"{text}.py")
+        if isinstance(text, Path) and not text.exists() and maker.is_file():
+            raise cli.Refusal(f"{text} does not exist: make it with python {maker}")
+        corpus_files(text)
     cli.need("torch", "torch", "skerry lab without --table")
     import torch
 

@@ -63,12 +63,11 @@ def execute(
                     worker.end() if event.failure else idle.append(worker)
                 yield event
     finally:
+        for worker in busy:
+            worker.process.terminate()
         for worker in idle:
             worker.pipe.close()  # it ends by itself then, and what it had begun (compilers, semaphores) with it
-        for worker in busy:
-            worker.end()
-        for worker in idle:
-            worker.process.join(END_S)
+        for worker in idle + busy:
             worker.end()
 
 
@@ -115,7 +114,6 @@ class _Worker:
 
     def end(self) -> None:
         self.pipe.close()
-        self.process.terminate()
         self.process.join(END_S)
         self.process.kill()
         self.process.join()

@@ -28,7 +28,7 @@ ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
 EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
 LONG_JOIN_S = 600.0
-STEPS_EACH = 600  # of a run, times its learners, from which models were level with data-parallel
+STEPS_OVER_M = 600  # from which models were level with data-parallel
 LATE = 3  # steps that a sync takes, from which overwriting gave the better model
 MANY = 10**8  # parameters, from which recorded contributions fill a disk
 EVERY_MAX = configs.most("sync.sync_every")
@@ -103,8 +103,13 @@ def _delay(plan: Plan) -> int:
     """tau, from the configured one up, under which the syncs of a quorum fit once the warm phase is over."""
     sizes = sizes_of(plan)
     steady = stretch(plan, sizes, periods(plan.config)[-1])
-    steps = sorted(map(_steps, steady.syncs))[plan.quorum - 1]
-    return min(plan.config.sync.sync_every, max(plan.config.sync.fragment_sync_delay, math.ceil(steps)))
+    steps = math.ceil(_quorum_steps(plan, steady))
+    return min(plan.config.sync.sync_every, max(plan.config.sync.fragment_sync_delay, steps))
+
+
+def _quorum_steps(plan: Plan, at: Stretch) -> float:
+    """Steps in which the syncs of a quorum are through."""
+    return sorted(sync.steps for sync in at.syncs)[plan.quorum - 1]
 
 
 def _with(plan: Plan, chosen: dict[str, Any]) -> Plan:
@@ -220,10 +225,10 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
     for at in reversed(hardest.values()):
         where = f"in the {at.period.phase} phase (H = {at.period.sync_every})"
         if late := [s for s in at.syncs if not s.fits]:
-            worst = max(late, key=_steps)
+            worst = max(late, key=lambda s: s.steps)
             yield (
                 f"{where} a sync does not fit under sync.fragment_sync_delay = {tau} steps for {_names(late)}: "
-                f"it takes up to {_steps(worst):.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the versions "
+                f"it takes up to {worst.steps:.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the versions "
                 "adopted are that old"
             )
         if at.period_s > 1.05 * at.bounds["steps"]:
@@ -237,10 +242,6 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
         if slow := [s for s in at.syncs if s.behind and s not in stale]:
             get = "gets" if len(slow) == 1 else "get"
             yield f"{where} {_names(slow)} {get} whole fragments, not deltas: too slow a link for every version"
-
-
-def _steps(sync: Sync) -> float:
-    return sync.sync_s / sync.island.step_s
 
 
 def _reason(at: Stretch, plan: Plan) -> str:
@@ -273,24 +274,24 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
         yield 'store.record = "full" keeps every contribution for good: see the disk it takes in an hour'
 
 
-def _names(syncs: Sequence[Sync]) -> str:
-    return _named([s.island for s in syncs])
-
-
 def _of_quality(plan: Plan, steady: Stretch) -> Iterator[str]:
     run, learners = plan.config.run, len(plan.islands)
     steps = run.steps or 60 * run.minutes / plan.pace_s  # of tokens it is not known how many are in a step
-    if learners > 1 and 0 < steps < STEPS_EACH * learners:
+    if learners > 1 and 0 < steps < STEPS_OVER_M * learners:
         yield (
-            f"{learners} learners want {STEPS_EACH * learners:,} steps or more, {STEPS_EACH} times their number, to "
-            f"end level with data-parallel training (measured at 10M parameters); this run has {steps:,.0f}"
+            f"{learners} learners want {STEPS_OVER_M * learners:,} steps or more, {STEPS_OVER_M} times their number, "
+            f"to end level with data-parallel training (measured at 10M parameters); this run has {steps:,.0f}"
         )
-    late = sorted(map(_steps, steady.syncs))[plan.quorum - 1]
+    late = _quorum_steps(plan, steady)
     if late > LATE and plan.config.learner.adopt == "rebase":
         yield (
             f"a sync takes {counted(plan.quorum, 'learner')}, the quorum, {late:.1f} steps: where it takes more than "
             f'{LATE}, learner.adopt = "overwrite" may give the better model, for work that it throws away'
         )
+
+
+def _names(syncs: Sequence[Sync]) -> str:
+    return _named([s.island for s in syncs])
 
 
 def _named(islands: Sequence[Island]) -> str:

@@ -74,7 +74,7 @@ def _phase(plan: Plan, sizes: Sequence[int], at: Stretch, is_carried: bool) -> d
                 "up_s": s.up_s,
                 "down_s": s.down_s,
                 "sync_s": s.sync_s,
-                "sync_steps": s.sync_s / s.island.step_s,
+                "sync_steps": s.steps,
                 "fits": s.fits,
                 "link_load": s.load,
                 "versions_behind": s.behind,

@@ -110,6 +110,11 @@ class Sync(NamedTuple):
     known_s: float
     behind: float  # versions, where its link is too slow for the deltas; else 0
 
+    @property
+    def steps(self) -> float:
+        """That the learner makes meanwhile."""
+        return self.sync_s / self.island.step_s
+
 
 class Stretch(NamedTuple):
     """One period of the run: how its merges go."""
