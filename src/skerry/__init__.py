@@ -1,16 +1,42 @@
 """Skerry trains one model on many islands of compute that differ in speed, sit far apart, and come and go.
 
 The public names are few: `skerry.Learner` makes a plain PyTorch loop a learner of a shared run, `skerry.save_genesis`
-writes the first version of a model for a syncer. Both need torch, which nothing else here imports.
+writes the first version of a model for a syncer. Both need torch, which nothing else here imports. Errors are
+`skerry.SkerryError` and those below it (`errors.py`).
 """
 
 from typing import TYPE_CHECKING, Any
 
+from skerry.errors import (
+    ConfigError,
+    LocalError,
+    ModelError,
+    ProtocolError,
+    RefusedError,
+    RemoteError,
+    SkerryError,
+    StoreError,
+    WireError,
+)
+
 if TYPE_CHECKING:
     from skerry.adapters.torch import Learner, save_genesis
 
-__version__ = "0.1.0"
-__all__ = ["Learner", "__version__", "save_genesis"]
+__version__ = "0.2.0"
+__all__ = [
+    "ConfigError",
+    "Learner",
+    "LocalError",
+    "ModelError",
+    "ProtocolError",
+    "RefusedError",
+    "RemoteError",
+    "SkerryError",
+    "StoreError",
+    "WireError",
+    "__version__",
+    "save_genesis",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,14 +17,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from skerry.words import near
+from skerry.errors import ConfigError
+from skerry.text import near
 
 PLAN = "plan"
 Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
-
-
-class ConfigError(Exception):
-    """A configuration nobody can run: one line naming the key, the value and what to do."""
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

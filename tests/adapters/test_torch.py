@@ -14,13 +14,15 @@ from torch import nn
 
 import skerry
 from e2e.processes import WAIT_S, Running, facts_of, status_of, until
-from skerry.adapters.torch import RefusedError, TorchParameters, layout_of_model, trainable
+from skerry.adapters.torch import TorchParameters, layout_of_model, trainable
 from skerry.algo.fragments import gather, split
 from skerry.core.facts import Committed, PhaseChanged
-from skerry.node.model import export, read_genesis, state_of
+from skerry.core.state import state_of
+from skerry.errors import RefusedError, WireError
+from skerry.run.export import write_model
+from skerry.run.genesis import read_genesis
 from skerry.shell.address import PORT, parse_address
 from skerry.store import Store
-from skerry.wire.transport import WireError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
 
@@ -273,8 +275,8 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
     assert seen == sorted(seen) and learner.progress == 1.0 and not learner.is_running
     assert torch.equal(model.frozen.weight, frozen) and model.head.weight is model.embed.weight
     with Store.open(tmp_path / "run", readonly=True) as store:
-        state = state_of(store)
-        export(store, state, tmp_path / "model.safetensors")
+        state = state_of(store.records)
+        write_model(store, state, tmp_path / "model.safetensors")
     assert state.phase == "closed" and state.ledger.totals().discarded == {} and state.ledger.totals().pending == 0
     _, final = read_genesis(tmp_path / "model.safetensors")
     for name, parameter in trainable(model).items():

@@ -28,7 +28,8 @@ from e2e.processes import (
 from skerry import cli
 from skerry.core.facts import Committed, EpochStarted
 from skerry.core.messages import PROTOCOL, Contribution
-from skerry.node.model import state_of
+from skerry.core.state import state_of
+from skerry.errors import RefusedError
 from skerry.store import Store
 from skerry.wire import frames
 
@@ -433,7 +434,6 @@ def test_a_learner_name_nobody_can_write(live):
 def test_a_learner_whose_model_differs_is_told_the_first_parameter(live):
     torch = pytest.importorskip("torch")
     import skerry
-    from skerry.shell.learner import RefusedError
 
     model = torch.nn.ModuleDict({"emb": torch.nn.Embedding(32, 8), "mlp": torch.nn.Linear(8, 17)})
     with pytest.raises(RefusedError) as refusal:
@@ -582,7 +582,7 @@ def test_a_full_disk_stops_the_syncer_with_committed_state_intact(tmp_path, smal
     after = committed(run_dir)
     assert after == before
     with Store.open(run_dir, readonly=True) as store:  # whatever was committed is there, whole
-        state = state_of(store)
+        state = state_of(store.records)
         assert all(store.get(fragment.file) for fragment in state.fragments)
     if small_disk:
         (small_disk / "filler").unlink()

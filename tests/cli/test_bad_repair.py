@@ -9,7 +9,7 @@ import pytest
 from e2e.processes import Running, until
 from node.pair import Pair, config_of
 from skerry import cli
-from skerry.node.model import state_of
+from skerry.core.state import state_of
 from skerry.store import Store
 
 
@@ -25,7 +25,7 @@ def run_dir(tmp_path):
 
 def newest_file(run_dir):
     with Store.open(run_dir, readonly=True) as store:
-        return run_dir / "files" / state_of(store).fragments[1].file
+        return run_dir / "files" / state_of(store.records).fragments[1].file
 
 
 def refused(capsys, *words):

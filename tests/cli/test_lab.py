@@ -10,8 +10,8 @@ import pytest
 
 from cli.called import called
 from e2e.processes import Running, skerry, until
-from lab.fake import result_of, study_of
-from skerry.lab.results import Results
+from proof.lab.fake import result_of, study_of
+from skerry.proof.lab.results import Results
 
 TINY = """
 name = "tiny"

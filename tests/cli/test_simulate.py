@@ -5,9 +5,9 @@ import json
 import pytest
 
 from cli.called import called
-from skerry.sim import run as sim_run
-from skerry.sim.truth import Violation
-from skerry.sim.world import World
+from skerry.proof.sim import seeds as sim_run
+from skerry.proof.sim.oracle import Violation
+from skerry.proof.sim.world import World
 
 
 def run(capsys, *words):

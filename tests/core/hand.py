@@ -36,9 +36,8 @@ from skerry.core.events import (
 from skerry.core.facts import Committed, EpochStarted, RunCreated
 from skerry.core.learner import LearnerMachine
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
-from skerry.core.state import fold
+from skerry.core.state import decode_fact, fold
 from skerry.core.syncer import SyncerMachine
-from skerry.node.model import decode_fact
 
 TOKENS_PER_STEP = 10
 

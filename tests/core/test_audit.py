@@ -24,9 +24,8 @@ from skerry.core.facts import (
     Witnessed,
 )
 from skerry.core.ledger import MERGED
-from skerry.core.state import fold
-from skerry.node.model import decode_fact
-from skerry.sim.world import World
+from skerry.core.state import decode_fact, fold
+from skerry.proof.sim.world import World
 
 CONFIG = configs.Config(
     run=configs.Run(learners=3, steps=100),
@@ -151,7 +150,7 @@ def test_machines_in_bad_weather_write_nothing_that_is_wrong(seed):
     """Two audits: one of the facts, one of the facts with a fold in their middle."""
     world = World(seed)
     world.run()
-    facts = [decode_fact(record) for record in world.truth.tape]
+    facts = [decode_fact(record) for record in world.oracle.tape]
     middle = len(facts) // 2
     for tape in (facts, [*facts[:middle], fold(facts[:middle]), *facts[middle:]]):
         audit = audited(tape)

@@ -33,7 +33,7 @@ from skerry.core.messages import (
     Report,
     Welcome,
 )
-from skerry.node.model import decode_fact
+from skerry.core.state import decode_fact
 from skerry.store import Store
 from skerry.wire.tcp import Client
 from skerry.wire.transport import Lost, Opened, Received

@@ -18,9 +18,10 @@ from skerry.core.events import Closing, Departed, Joined, Linked, PublicationSen
 from skerry.core.facts import Committed
 from skerry.core.ledger import MERGED
 from skerry.core.messages import Contribution, Hello, LearnerMessage, Publication, Report, SyncerMessage
-from skerry.node import model
+from skerry.core.state import decode_fact
 from skerry.node.learner import LearnerNode
 from skerry.node.syncer import SyncerNode
+from skerry.run.genesis import create_run
 from skerry.store import Store
 
 STEP_S = 0.125  # exact in binary, so that virtual time has no rounding
@@ -170,7 +171,7 @@ class Pair:
         self.publications = []  # (learner, message) as they were handed to learners
         self.dismissed = []
         with Store.open(root) as store:
-            model.create_run(store, config, self.layout, self.arrays, at=0.0)
+            create_run(store, config, self.layout, self.arrays, at=0.0)
         self._open()
 
     def _open(self):
@@ -328,7 +329,7 @@ class Pair:
 
     @property
     def commits(self):
-        facts = (model.decode_fact(record.body) for record in self.store.history())
+        facts = (decode_fact(record.body) for record in self.store.history())
         return [fact for fact in facts if isinstance(fact, Committed)]
 
     def settled_seq(self, loop, p):

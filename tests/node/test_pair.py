@@ -14,8 +14,10 @@ from skerry.algo.fragments import Tensor, scatter
 from skerry.core.events import Ticked
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Welcome
-from skerry.node import model
+from skerry.core.state import state_of
 from skerry.node.algebra import FLOAT32, Values
+from skerry.run.export import read_model, write_model
+from skerry.run.genesis import read_genesis
 from skerry.store import Store
 
 CODECS = ("fp32", "bf16", "int8", "int4")
@@ -393,12 +395,12 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
         check_every_base(pair)
         final = [np.float32(pair.master(p)) for p in range(len(pinned))]
     with Store.open(tmp_path / "run", readonly=True) as store:
-        state = model.state_of(store)
+        state = state_of(store.records)
         assert state.phase == "closed" and state.ledger.totals().pending == 0
         export = tmp_path / "model.safetensors"
-        sha = model.export(store, state, export)
+        sha = write_model(store, state, export)
         assert sha == hashlib.sha256(export.read_bytes()).hexdigest()
-        exported, before = load_file(export), model.read_model(store, state, before_close=True)
+        exported, before = load_file(export), read_model(store, state, before_close=True)
         assert len({record.segment for record in store.history()}) > 2
     for p, fragment in enumerate(pair.fragments):
         for name, array in scatter(fragment, final[p]).items():
@@ -407,7 +409,7 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
         for name, array in scatter(fragment, masters[p]).items():
             np.testing.assert_array_equal(before[name], array)
     assert any((before[name] != exported[name]).any() for name in exported), "the last merge changed something"
-    layout, arrays = model.read_genesis(export)
+    layout, arrays = read_genesis(export)
     assert layout == pair.layout and set(arrays) == set(exported), "an export is a genesis for the next run"
 
 

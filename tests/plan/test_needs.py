@@ -9,7 +9,7 @@ from skerry.core.schedule import rounds_open_max
 from skerry.node.syncer import COMMITS_PER_COLLECT
 from skerry.plan import needs
 from skerry.plan.bandwidth import periods
-from skerry.plan.syncs import Island, Plan, sizes_of, stretch
+from skerry.plan.syncs import Island, RunPlan, sizes_of, stretch
 
 TENSORS = tuple(Tensor(f"w{i}", (64, 32)) for i in range(8))
 INT4 = {"codec_up": "int4", "codec_down": "int4"}
@@ -101,7 +101,7 @@ def test_recorded_contributions_of_a_real_run(started):
 
 def test_merges_and_bytes_of_a_real_run_are_the_planned_ones(started):
     pair, config = started(ticks=40, sync={"sync_every": 16})
-    plan = Plan(config, pair.layout, tuple(Island(n, STEP_S, 1e12, 0.0) for n in pair.loops))
+    plan = RunPlan(config, pair.layout, tuple(Island(n, STEP_S, 1e12, 0.0) for n in pair.loops))
     at = stretch(plan, sizes_of(plan), periods(config)[-1])
     assert at.limit == "steps" and at.period_s == (16 + 3 / 4) * STEP_S
     before, sent = pair.syncer.machine.state.merges, len(pair.contributions)

@@ -5,15 +5,15 @@ import pytest
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Tensor, layout_of
-from skerry.plan import model
+from skerry.plan import layouts
 from skerry.plan.bandwidth import periods
-from skerry.plan.run import report
+from skerry.plan.forecast import report
 from skerry.plan.syncs import (
     CONTRIBUTION_NS,
     MERGE_NS,
     Failures,
     Island,
-    Plan,
+    RunPlan,
     goodput,
     quorum_share,
     sizes_of,
@@ -31,7 +31,7 @@ def plan_of(rates=(1e9,) * 4, steps=(1.0,) * 4, rtt=0.0, params=N, tensors=24, f
         configs.resolve(configs.default(), None, [(k.replace("__", "."), v) for k, v in keys.items()])
     )
     islands = tuple(Island(f"learner-{i}", t, b, rtt) for i, (b, t) in enumerate(zip(rates, steps, strict=True)))
-    return Plan(config, model.even(params, tensors), islands, failures)
+    return RunPlan(config, layouts.even(params, tensors), islands, failures)
 
 
 def steady(plan):

@@ -17,14 +17,16 @@ from skerry.core.audit import Audit
 from skerry.core.events import Ticked
 from skerry.core.facts import Committed, LifeStarted, Restored
 from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
-from skerry.node import model
+from skerry.core.state import state_of
+from skerry.errors import FileDamaged
 from skerry.node.algebra import FLOAT32
-from skerry.node.repair import damaged, take_copy
-from skerry.node.replay import replay
-from skerry.shell import summary
+from skerry.run import summary
+from skerry.run.repair import damaged, take_copy
+from skerry.run.replay import replay
+from skerry.run.tally import tally
 from skerry.shell.learner import LearnerShell
 from skerry.shell.repair import Lenders, make_whole
-from skerry.store import FileDamaged, Store
+from skerry.store import Store
 from skerry.wire import frames
 from skerry.wire.connection import Outgoing
 from skerry.wire.tcp import Client
@@ -40,7 +42,7 @@ STATEFUL = {
 
 def state_in(run_dir):
     with Store.open(run_dir, readonly=True) as store:
-        return model.state_of(store)
+        return state_of(store.records)
 
 
 def newest(run_dir):
@@ -65,7 +67,7 @@ def damage_all(run_dir):
 def are_whole(run_dir):
     """Every newest file holds the published values that the tape names."""
     with Store.open(run_dir, readonly=True) as store:
-        state = model.state_of(store)
+        state = state_of(store.records)
         files = [np.frombuffer(store.get(at.file), np.float32) for at in state.fragments]
         assert all(len(f) % 3 == 0 for f in files)
         return [FLOAT32.digest(f[: len(f) // 3].copy()) for f in files] == [at.digest for at in state.fragments]
@@ -269,7 +271,7 @@ def test_a_wrong_copy_is_refused_and_a_vanished_lender_does_no_harm(pair):
     bases = dict(enumerate(pair.loops["a"].node.bases))
     clients = []
     with Store.open(pair.root) as store:
-        state = model.state_of(store)
+        state = state_of(store.records)
         lenders = Lenders(store, state, damaged(store, state), ("127.0.0.1", 0, None))
 
         def serve():
@@ -347,7 +349,7 @@ def test_previous_goes_on_from_the_version_before_as_a_new_version(pair):
         assert np.array_equal(a.node.bases[p], old[p].theta)
     assert a.machine.discards == [], "its own work goes on from there"
     pair.until(lambda: min(pair.versions) > max(at.version for at in after.fragments) + 2)
-    t = summary.tally(pair.store)
+    t = tally(pair.store)
     status = {"learners": {}, "refused": {}}
     assert summary.summarise(t, status, [], {})["versions"] == pair.versions
     assert is_in_order(pair.root)

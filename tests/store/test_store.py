@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skerry.sim.files import CrashFiles
-from skerry.store import DiskFiles, FileDamaged, Store, StoreError, StoreInUse, TapeDamaged, TapeTooNew
+from skerry.errors import FileDamaged, StoreError, StoreInUse, TapeDamaged, TapeUnknown
+from skerry.proof.sim.files import CrashFiles
+from skerry.store import DiskFiles, Store
 
 
 def sha(data: bytes) -> str:
@@ -117,7 +118,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     script = """
 import sys, pathlib
-from skerry.store import Store, StoreInUse
+from skerry.store import Store
 try:
     Store.open(pathlib.Path(sys.argv[1]))
 except StoreInUse as error:
@@ -150,7 +151,7 @@ def test_a_failed_open_gives_the_lock_back(tmp_path: Path) -> None:
         with pytest.raises(TapeDamaged, match=f"^{segment} is damaged from record 0 at byte 48 "):
             Store.open(tmp_path)
     segment.write_bytes(good[:8] + b"\x02" + good[9:])
-    with pytest.raises(TapeTooNew, match=f"^{segment} has format 2"):
+    with pytest.raises(TapeUnknown, match=f"^{segment} has format 2"):
         Store.open(tmp_path)
     segment.write_bytes(good)
     with Store.open(tmp_path) as store:

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from skerry.sim.files import Crash, CrashFiles
-from skerry.store import Store, StoreError
+from skerry.errors import StoreError
+from skerry.proof.sim.files import Crash, CrashFiles
+from skerry.store import Store
 from skerry.store import tape as tape_module
 
 SEEDS = range(20)

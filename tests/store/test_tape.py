@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from skerry.sim.files import CrashFiles, Inode
-from skerry.store import StoreError, Tape, TapeDamaged, TapeTooNew, read_all
+from skerry.errors import StoreError, TapeDamaged, TapeUnknown
+from skerry.proof.sim.files import CrashFiles, Inode
+from skerry.store import Tape, read_all
 
 GROUPS = [[b"a"], [b"bb", b"", b"bbb"], [b"cccc"], [b"d" * 20, b"dd"]]
 SEGMENT_1, SEGMENT_2 = "tape/000001.seg", "tape/000002.seg"
@@ -94,9 +95,9 @@ def test_a_flipped_bit_is_damage_unless_it_may_be_a_torn_tail() -> None:
         if at >= last_group:
             assert Tape.open(damaged)[1] == joined(GROUPS[:-1])
             continue
-        with pytest.raises((TapeDamaged, TapeTooNew), match=r"tape/000001\.seg"):
+        with pytest.raises((TapeDamaged, TapeUnknown), match=r"tape/000001\.seg"):
             Tape.open(damaged)
-        with pytest.raises((TapeDamaged, TapeTooNew)):
+        with pytest.raises((TapeDamaged, TapeUnknown)):
             list(read_all(damaged))
         assert damaged.read(SEGMENT_1) == data, "damage is left as it is"
 
@@ -115,7 +116,7 @@ def test_a_flipped_bit_in_an_earlier_segment_stops_history() -> None:
     for _, data in flips(files.read(SEGMENT_1)):
         damaged = with_contents(s1=data, s2=files.read(SEGMENT_2))
         found = []
-        with pytest.raises((TapeDamaged, TapeTooNew)):
+        with pytest.raises((TapeDamaged, TapeUnknown)):
             for r in read_all(damaged):
                 found.append(r.body)
         assert found == good[: len(found)]
@@ -137,12 +138,12 @@ def test_a_flipped_bit_in_the_fold_goes_back_only_while_nothing_follows() -> Non
         if at >= HEADER_BYTES:
             assert Tape.open(damaged)[1] == [b"a"]
             continue
-        with pytest.raises((TapeDamaged, TapeTooNew)):
+        with pytest.raises((TapeDamaged, TapeUnknown)):
             Tape.open(damaged)
     files, ends = written([b"a"], b"fold", [b"b"])
     for at, data in flips(files.read(SEGMENT_2)):
         if at < ends[-2]:
-            with pytest.raises((TapeDamaged, TapeTooNew)):
+            with pytest.raises((TapeDamaged, TapeUnknown)):
                 Tape.open(with_contents(s1=before, s2=data))
 
 
@@ -209,7 +210,7 @@ def test_a_wrong_length_is_a_tail_at_the_end_and_damage_before_it(length: int) -
 def test_a_later_format_is_refused_by_name() -> None:
     data = written(*GROUPS)[0].read(SEGMENT_1)
     later = with_contents(s1=data[:8] + struct.pack("<H", 2) + data[10:])
-    with pytest.raises(TapeTooNew, match=r"tape/000001\.seg has format 2, this build reads up to 1"):
+    with pytest.raises(TapeUnknown, match=r"tape/000001\.seg has format 2, this build reads up to 1"):
         Tape.open(later)
 
 

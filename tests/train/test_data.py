@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.train.data import CHUNK_BYTES, Corpus, DataError, Stream, held_out_batches, split
+from skerry.errors import DataError
+from skerry.train.data import CHUNK_BYTES, Corpus, Stream, held_out_batches, split
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skerry import errors
 from skerry.core.messages import PROTOCOL, Contribution, Done, FragmentPosition, Hello, Publication, Report, Welcome
+from skerry.errors import ProtocolError
 from skerry.wire import frames
 from skerry.wire.frames import (
     CHUNK_BYTES,
@@ -19,7 +21,6 @@ from skerry.wire.frames import (
     Challenge,
     Parser,
     Proof,
-    ProtocolError,
     Transfers,
     encode,
     encode_bulk,
@@ -223,7 +224,7 @@ def test_junk_is_a_protocol_error_of_one_line_that_costs_no_memory(name):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert str(caught.value).isprintable() and len(str(caught.value)) <= frames.REASON_CHARS_MAX
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= errors.LINE_CHARS_MAX
 
 
 @given(st.binary(min_size=1, max_size=200), st.sampled_from([frames.MESSAGE, frames.BULK]))

@@ -2,10 +2,10 @@
 
 import pytest
 
+from skerry.errors import ProtocolError, WireError
 from skerry.wire import handshake
-from skerry.wire.frames import Attach, Attached, Challenge, Proof, ProtocolError
+from skerry.wire.frames import Attach, Attached, Challenge, Proof
 from skerry.wire.handshake import Credentials
-from skerry.wire.transport import WireError
 
 SYNCER_NONCE, LEARNER_NONCE, SESSION = b"s" * 32, b"l" * 32, b"i" * 16
 

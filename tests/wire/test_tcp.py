@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
+from skerry.errors import WireError
 from skerry.wire import frames, handshake, tcp
 from skerry.wire.frames import (
     Attached,
@@ -24,7 +25,7 @@ from skerry.wire.frames import (
 )
 from skerry.wire.handshake import Credentials
 from skerry.wire.tcp import Client, Server
-from skerry.wire.transport import Lost, Opened, Received, Sent, WireError
+from skerry.wire.transport import Lost, Opened, Received, Sent
 
 WAIT_S = 60
 MIB = 1 << 20

@@ -20,11 +20,9 @@ from torch import nn
 from skerry import config as configs
 from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of
 from skerry.node.learner import Pending
-from skerry.node.model import METADATA
+from skerry.run.genesis import METADATA
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import LearnerShell, RefusedError, learner_name
-
-__all__ = ["Learner", "RefusedError", "save_genesis"]
+from skerry.shell.learner import LearnerShell, learner_name
 
 
 class Learner:

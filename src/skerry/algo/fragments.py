@@ -63,6 +63,14 @@ class Layout(msgspec.Struct, frozen=True):
         return sum(tensor.size for tensor in self.tensors)
 
 
+def encode_layout(layout: Layout) -> bytes:
+    return msgspec.json.encode(layout)
+
+
+def decode_layout(data: bytes) -> Layout:
+    return msgspec.json.decode(data, type=Layout)
+
+
 class Slot(msgspec.Struct, frozen=True):
     """Where one tensor lies in its flat fragment: elements [offset, offset + size)."""
 

@@ -14,7 +14,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, NoReturn, TypeVar
@@ -22,9 +21,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from skerry import __version__
-from skerry.config import ConfigError
-from skerry.wire.transport import WireError
-from skerry.words import near
+from skerry.errors import Refusal, SkerryError
+from skerry.text import near
 
 VERBS = {
     "demo": "train on four local learners, kill one, kill the syncer, and show what happens",
@@ -39,14 +37,9 @@ VERBS = {
     "lab": "studies of quality: many learners on one device, variants of a run against a baseline",
     "bench": "measure, subject and reference in one run",
 }
-PARENT_POLL_S = 0.5
 T = TypeVar("T")
 NEGATIVE = re.compile(r"-\.?\d")
 OVERRIDE = re.compile(r"--([a-z_]+\.[a-z_]+)(?:=(.*))?", re.DOTALL)
-
-
-class Refusal(Exception):
-    """Bad input that only a command knows of: one line."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if as_json:
             print_json({"error": "interrupted"})
         code = 130
-    except _refusals() as error:
+    except SkerryError as error:
         line = " ".join(str(error).split())
         print(f"skerry: {line}", file=sys.stderr)
         if as_json:
@@ -93,17 +86,6 @@ def check_interrupted() -> None:
     """After importing other people's code, some of which swallows a Ctrl-C."""
     if _interrupts:
         raise KeyboardInterrupt
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    from skerry.chaos.plan import PlanError
-    from skerry.lab.study import StudyError
-    from skerry.node.model import ModelError
-    from skerry.shell.learner import RefusedError
-    from skerry.store.files import StoreError
-    from skerry.train.data import DataError
-
-    return (Refusal, ConfigError, PlanError, StudyError, WireError, ModelError, StoreError, DataError, RefusedError)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -213,40 +195,3 @@ def log_to_stderr(name: str, level: int = logging.INFO) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True
     )
-
-
-def until_signalled(parent: int) -> Callable[[], bool]:
-    """True until SIGTERM or SIGINT comes (a second one ends the process at once) or the parent process is gone.
-
-    A signal before the first look is an interrupt: nobody would see the note while a learner waits to join.
-    """
-    signals: list[int] = []
-    looked = False
-
-    def note(number: int, _: object) -> None:
-        signals.append(number)
-        if len(signals) > 1:
-            os._exit(130)
-        if not looked:
-            raise KeyboardInterrupt
-
-    def is_wanted() -> bool:
-        nonlocal looked
-        looked = True
-        return not signals and (parent == 0 or os.getppid() == parent)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
-    return is_wanted
-
-
-def end_with(parent: int) -> None:
-    """Have SIGTERM sent to this process once its parent is gone, whatever it waits for then."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if parent:
-        threading.Thread(target=watch, name="skerry-parent", daemon=True).start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skerry import cli
+from skerry.errors import Refusal
 from skerry.train.shapes import SHAPES
 
 
@@ -22,11 +23,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
+        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     if min(options.steps, options.pairs, options.batch) < 1:
-        raise cli.Refusal("--steps, --pairs and --batch must be above zero")
+        raise Refusal("--steps, --pairs and --batch must be above zero")
     cli.need("torch", "torch", "skerry bench learner")
-    from skerry.bench.learner import measure
+    from skerry.proof.bench.learner import measure
 
     result = measure(options.model, options.steps, options.pairs, options.batch, options.device)
     if options.json:

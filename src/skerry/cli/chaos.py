@@ -16,15 +16,17 @@ from rich.text import Text
 
 from skerry import algo, cli
 from skerry import config as configs
-from skerry.chaos import plan as plans
-from skerry.chaos import report
-from skerry.chaos.proxy import Proxy
-from skerry.chaos.run import ChaosRun
 from skerry.cli import chaos_table, live, train
-from skerry.shell.local import LocalRun, RunFailed
+from skerry.errors import Refusal
+from skerry.proof.chaos import plan as plans
+from skerry.proof.chaos import report
+from skerry.proof.chaos.proxy import Proxy
+from skerry.proof.chaos.supervisor import ChaosRun
+from skerry.shell.local import LocalRun
 from skerry.shell.syncer import write_json
 from skerry.train.data import Corpus
-from skerry.train.judge import Judge, create
+from skerry.train.held_out import HeldOut
+from skerry.train.start import create
 
 TWIN_S = 30.0
 
@@ -36,11 +38,8 @@ def run(words: Sequence[str]) -> int:
     if options.list:
         return _list(options.json)
     if options.plan is None:
-        raise cli.Refusal("no plan: name a preset (skerry chaos --list) or the path of a .toml file")
-    try:
-        return chaos(options, overrides)
-    except (plans.PlanError, RunFailed) as error:
-        raise cli.Refusal(str(error)) from None
+        raise Refusal("no plan: name a preset (skerry chaos --list) or the path of a .toml file")
+    return chaos(options, overrides)
 
 
 def parser() -> cli.Parser:
@@ -72,7 +71,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
     """Check everything, run the twin, run under faults, report; 1 if anything was violated."""
     plan, config, speeds, run_dir = _checked(options, overrides)
     faults = plans.schedule(plan, config.run.minutes, config.run.learners, config.run.seed)
-    judge = Judge(config, Corpus.open(config.data.path, config.data.bytes_max))
+    held_out = HeldOut(config, Corpus.open(config.data.path, config.data.bytes_max))
     cli.check_interrupted()
     if not options.json:
         print(f"{plan.name}: {plan.about}\n{len(faults)} faults in {config.run.minutes:g} minutes on "
@@ -85,8 +84,8 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
             rates = {}
             if options.twin_s:
                 news.append(f"an undisturbed twin first, {options.twin_s:g} s")
-                rates = _twin(run_dir / "twin", config, speeds, options.twin_s, judge, lambda s: show(s, news))
-            result = _run(run_dir, config, speeds, faults, judge, rates, news, show)
+                rates = _twin(run_dir / "twin", config, speeds, options.twin_s, held_out, lambda s: show(s, news))
+            result = _run(run_dir, config, speeds, faults, held_out, rates, news, show)
     except KeyboardInterrupt:
         print(f"\nskerry: interrupted; what there is lies in {run_dir}", file=sys.stderr)
         if options.json:
@@ -101,7 +100,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
 
 def _checked(
     options: argparse.Namespace, overrides: list[tuple[str, Any]]
-) -> tuple[plans.Plan, configs.Config, list[float], Path]:
+) -> tuple[plans.FaultPlan, configs.Config, list[float], Path]:
     """Everything that can be refused is, before anything is written."""
     plan = plans.read_plan(options.plan)
     if options.speeds is None:
@@ -111,7 +110,7 @@ def _checked(
     if options.minutes is None:
         options.minutes = plan.minutes
     if not options.twin_s >= 0:
-        raise cli.Refusal(f"--twin-s {options.twin_s}: must be 0 or more seconds")
+        raise Refusal(f"--twin-s {options.twin_s}: must be 0 or more seconds")
     cli.need("torch", "torch", "the built-in trainer")
     config = train.config_of(options, overrides)
     return plan, config, train.speeds_of(options.speeds, config.run.learners), train.fresh_dir(options.out, "chaos")
@@ -122,12 +121,12 @@ def _twin(
     config: configs.Config,
     speeds: list[float],
     seconds: float,
-    judge: Judge,
+    held_out: HeldOut,
     show: Callable[[dict[str, Any]], None],
 ) -> dict[str, float]:
     """A run of the same configuration that nobody disturbs: how fast its learners are."""
     run = msgspec.structs.replace(config.run, minutes=seconds / 60)
-    create(run_dir, msgspec.structs.replace(config, run=run), speeds, judge)
+    create(run_dir, msgspec.structs.replace(config, run=run), speeds, held_out.model)
     local = LocalRun(run_dir, speeds, [])
     local.run(lambda: show(local.status))
     return report.rates_of(report.read(run_dir)[0])
@@ -138,12 +137,12 @@ def _run(
     config: configs.Config,
     speeds: list[float],
     faults: list[plans.Fault],
-    judge: Judge,
+    held_out: HeldOut,
     rates: dict[str, float],
     news: list[str],
     show: live.Show,
 ) -> dict[str, Any]:
-    create(run_dir, config, speeds, judge)
+    create(run_dir, config, speeds, held_out.model)
     with Proxy(config.run.seed) as proxy:
         local = ChaosRun(run_dir, speeds, [], news=news, faults=faults, proxy=proxy)
         try:
@@ -159,8 +158,8 @@ def _run(
         "invariants_checked": audit.checks,
         **report.report(tally, local.status, rates, by_name),
         "rates": rates,
-        "val_loss_start": judge.loss_at_first(run_dir),
-        "val_loss_end": judge.loss_of(run_dir),
+        "val_loss_start": held_out.loss_at_first(run_dir),
+        "val_loss_end": held_out.loss_of(run_dir),
     }
 
 

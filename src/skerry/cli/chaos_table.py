@@ -18,15 +18,15 @@ from rich.text import Text
 
 from skerry import algo, cli
 from skerry import config as configs
-from skerry.chaos import ddp
-from skerry.chaos.table import SPARE_S, WARM_S, Resilience
 from skerry.cli import live, train
-from skerry.shell.local import RunFailed
+from skerry.errors import Refusal
+from skerry.proof.chaos import ddp
+from skerry.proof.chaos.versus import SPARE_S, WARM_S, Resilience
 from skerry.shell.syncer import write_json
+from skerry.text import near
 from skerry.train.data import Corpus
-from skerry.train.judge import Judge
+from skerry.train.held_out import HeldOut
 from skerry.train.shapes import shape_of
-from skerry.words import near
 
 SECONDS_MIN, STEPS_MIN = 2.0, 10  # in a window, to make a rate
 
@@ -34,7 +34,7 @@ SECONDS_MIN, STEPS_MIN = 2.0, 10  # in a window, to make a rate
 def run(words: Sequence[str]) -> int:
     options, overrides = cli.parse(parser(), words)
     faults, config, out = _checked(options, overrides)
-    judge = Judge(config, Corpus.open(config.data.path, config.data.bytes_max))
+    held_out = HeldOut(config, Corpus.open(config.data.path, config.data.bytes_max))
     cli.check_interrupted()
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends the children first, as Ctrl-C does
     if not options.json:
@@ -42,12 +42,9 @@ def run(words: Sequence[str]) -> int:
         print(f"{', '.join(faults)}: about {minutes:.0f} minutes\nruns in {out}", file=sys.stderr)
     algo.warm_up()
     began = time.monotonic()
-    try:
-        with _showing(quiet=options.json) as show:
-            table = Resilience(config, judge, out, options.seconds, show)
-            rows = [table.row(fault) for fault in faults]
-    except RunFailed as error:
-        raise cli.Refusal(str(error)) from None
+    with _showing(quiet=options.json) as show:
+        table = Resilience(config, held_out, out, options.seconds, show)
+        rows = [table.row(fault) for fault in faults]
     result = {
         "rows": rows,
         "violations": len(table.violations),
@@ -55,7 +52,7 @@ def run(words: Sequence[str]) -> int:
         "seconds": options.seconds,
         "learners": config.run.learners,
         "model": config.model.preset,
-        "parameters": judge.parameter_count,
+        "parameters": held_out.parameter_count,
         "step_s": config.learner.step_s,
         "rate_set": config.run.learners * config.data.batch * shape_of(config.model).context / config.learner.step_s,
         "cores": len(os.sched_getaffinity(0)),
@@ -94,20 +91,20 @@ def _checked(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     wanted = [word.strip() for word in options.faults.split(",")]
     for word in wanted:
         if word not in ddp.FAULTS:
-            raise cli.Refusal(f"--faults: unknown fault {word!r}: {near(word, ddp.FAULTS)}")
+            raise Refusal(f"--faults: unknown fault {word!r}: {near(word, ddp.FAULTS)}")
     if not options.seconds >= SECONDS_MIN:
-        raise cli.Refusal(f"--seconds {options.seconds:g}: must be {SECONDS_MIN:g} or more")
+        raise Refusal(f"--seconds {options.seconds:g}: must be {SECONDS_MIN:g} or more")
     options.minutes = (WARM_S + 2 * options.seconds + SPARE_S) / 60
     config = train.config_of(options, overrides)
     if config.run.minutes != options.minutes:
-        raise cli.Refusal(f"run.minutes = {config.run.minutes:g}: a row's length is set with --seconds")
+        raise Refusal(f"run.minutes = {config.run.minutes:g}: a row's length is set with --seconds")
     if config.run.learners < 2:
-        raise cli.Refusal(f"run.learners = {config.run.learners}: one may fail, so 2 or more are needed")
+        raise Refusal(f"run.learners = {config.run.learners}: one may fail, so 2 or more are needed")
     if not config.learner.step_s:
-        raise cli.Refusal("learner.step_s = 0: both halves run at one set pace; set it, like 0.3")
+        raise Refusal("learner.step_s = 0: both halves run at one set pace; set it, like 0.3")
     if options.seconds < STEPS_MIN * config.learner.step_s:
         least = STEPS_MIN * config.learner.step_s
-        raise cli.Refusal(f"--seconds {options.seconds:g}: at learner.step_s = {config.learner.step_s:g} "
+        raise Refusal(f"--seconds {options.seconds:g}: at learner.step_s = {config.learner.step_s:g} "
                           f"{least:g} or more make a rate")  # fmt: skip
     return [fault for fault in ddp.FAULTS if fault in wanted], config, train.fresh_dir(options.out, "table")
 

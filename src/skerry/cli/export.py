@@ -10,9 +10,11 @@ from safetensors import SafetensorError
 
 from skerry import cli
 from skerry import config as configs
-from skerry.core.state import RunState
-from skerry.node import model
-from skerry.store.store import FileDamaged, Store
+from skerry.algo.fragments import decode_layout
+from skerry.core.state import RunState, state_of
+from skerry.errors import FileDamaged, Refusal
+from skerry.run.export import write_model
+from skerry.store.store import Store
 
 
 def run(words: Sequence[str]) -> int:
@@ -22,24 +24,24 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
+        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     out = options.out or options.run / "model.safetensors"
     with Store.open(options.run, readonly=True) as store:
         if not store.records:
-            raise cli.Refusal(f"{options.run}: holds no run: check the path")
-        state = model.state_of(store)
+            raise Refusal(f"{options.run}: holds no run: check the path")
+        state = state_of(store.records)
         try:
             digest = export(store, state, out)
         except FileDamaged as error:
             is_recorded = configs.decode(state.created.config).store.record == "full"
             hint = f", or make it from the record: skerry replay {options.run} --out FILE" if is_recorded else ""
-            raise cli.Refusal(f"{error}{hint}") from None
+            raise Refusal(f"{error}{hint}") from None
     record = {
         "model_path": str(out),
         "model_sha256": digest,
         "phase": state.phase,
         "merges": state.merges,
-        "parameters": model.layout_in(state).param_count,
+        "parameters": decode_layout(state.created.layout).param_count,
     }
     if options.json:
         cli.print_json(record)
@@ -49,14 +51,14 @@ def run(words: Sequence[str]) -> int:
 
 
 def export(store: Store, state: RunState, out: Path) -> str:
-    """`model.export`, with what the file system says against it in one line."""
+    """`write_model`, with what the file system says against it in one line."""
     try:
         if out.is_dir():
-            raise cli.Refusal(f"--out {out}: is a folder; name a file in it")
+            raise Refusal(f"--out {out}: is a folder; name a file in it")
         if not out.parent.is_dir():
-            raise cli.Refusal(f"--out {out}: {out.parent} is not a folder")
-        return model.export(store, state, out)
+            raise Refusal(f"--out {out}: {out.parent} is not a folder")
+        return write_model(store, state, out)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             out.with_name(out.name + ".tmp").unlink()
-        raise cli.Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None
+        raise Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None

@@ -23,13 +23,14 @@ from rich.text import Text
 
 from skerry import cli
 from skerry.cli import live
-from skerry.lab import plot
-from skerry.lab.results import RESULTS, Results
-from skerry.lab.study import Job, Study, StudyError, read
-from skerry.lab.table import Row, Table, is_lost, table_of
-from skerry.lab.workers import Event, execute
+from skerry.errors import Refusal, StudyError
+from skerry.proof.lab import plot
+from skerry.proof.lab.comparison import Row, Table, is_lost, table_of
+from skerry.proof.lab.results import RESULTS, Results
+from skerry.proof.lab.study import Job, Study, read
+from skerry.proof.lab.workers import Event, execute
+from skerry.text import near
 from skerry.train.data import STDLIB, corpus_files
-from skerry.words import near
 
 Books = dict[str, Results]  # by study
 
@@ -37,7 +38,7 @@ Books = dict[str, Results]  # by study
 def run(words: Sequence[str]) -> int:
     options, overrides = cli.parse(parser(), words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: a study says what is configured: write it there")
+        raise Refusal(f"--{overrides[0][0]}: a study says what is configured: write it there")
     studies = _studies(options)
     books = _books(studies, options.results)
     if options.plot:
@@ -84,14 +85,14 @@ def parser() -> cli.Parser:
 
 def _studies(options: argparse.Namespace) -> list[Study]:
     if options.jobs < 1:
-        raise cli.Refusal(f"--jobs {options.jobs}: must be at least 1")
+        raise Refusal(f"--jobs {options.jobs}: must be at least 1")
     if not options.minutes > 0:
-        raise cli.Refusal(f"--minutes {options.minutes:g}: must be above 0")
+        raise Refusal(f"--minutes {options.minutes:g}: must be above 0")
     studies = [read(file) for file in options.studies]
     names = [study.name for study in studies]
     for study in studies:
         if names.count(study.name) > 1:
-            raise cli.Refusal(f"{study.file}: another study given here is called {study.name} too: rename one")
+            raise Refusal(f"{study.file}: another study given here is called {study.name} too: rename one")
     only = [word for word in options.only.split(",") if word]
     _check("--only", only, [variant for study in studies for variant in study.variants])
     seeds = _seeds(options.seeds)
@@ -103,13 +104,13 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",") if word]
     except ValueError:
-        raise cli.Refusal(f"--seeds {text!r}: write whole numbers with commas between them, like 0,1") from None
+        raise Refusal(f"--seeds {text!r}: write whole numbers with commas between them, like 0,1") from None
 
 
 def _check(option: str, wanted: Iterator[str] | Sequence[str], known: Sequence[str]) -> None:
     for word in wanted:
         if word not in known:
-            raise cli.Refusal(f"{option} {word}: in none of the studies: {near(word, dict.fromkeys(known))}")
+            raise Refusal(f"{option} {word}: in none of the studies: {near(word, dict.fromkeys(known))}")
 
 
 def _books(studies: Sequence[Study], file: Path | None) -> Books:
@@ -135,7 +136,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cli.Refusal(f"--plot {folder}: not a folder to draw into ({error.strerror}): choose another") from None
+        raise Refusal(f"--plot {folder}: not a folder to draw into ({error.strerror}): choose another") from None
 
 
 def _missing(studies: Sequence[Study], books: Books) -> list[Job]:
@@ -155,7 +156,7 @@ def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
         text = path if path == STDLIB else Path(folder, path)
         maker = Path(f"{text}.py")
         if isinstance(text, Path) and not text.exists() and maker.is_file():
-            raise cli.Refusal(f"{text} does not exist: make it with python {maker}")
+            raise Refusal(f"{text} does not exist: make it with python {maker}")
         corpus_files(text)
     cli.need("torch", "torch", "skerry lab without --table")
     import torch
@@ -167,9 +168,9 @@ def _device(wanted: str | None, jobs: Sequence[Job], books: Books) -> str:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise cli.Refusal(f"--device {name}: the laboratory runs on cpu or cuda")
+        raise Refusal(f"--device {name}: the laboratory runs on cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise cli.Refusal(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices for torch")
+        raise Refusal(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices for torch")
     for job in jobs:
         books[job.study].check_writable()
     return name

@@ -10,8 +10,10 @@ from pathlib import Path
 from skerry import cli
 from skerry import config as configs
 from skerry.core.admission import CLOSED
+from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import RefusedError, fetch_config, learner_name
+from skerry.shell.learner import fetch_config, learner_name
+from skerry.shell.signals import end_with, until_signalled
 
 log = logging.getLogger("skerry.learner")
 
@@ -30,17 +32,17 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
+        raise Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
     if not options.syncer:
-        raise cli.Refusal("no syncer: give --syncer host:port or set SKERRY_SYNCER")
+        raise Refusal("no syncer: give --syncer host:port or set SKERRY_SYNCER")
     if not 0.001 <= options.speed <= 1000:
-        raise cli.Refusal(f"--speed {options.speed}: must be from 0.001 to 1000")
+        raise Refusal(f"--speed {options.speed}: must be from 0.001 to 1000")
     if not 1 <= options.threads <= 1024:
-        raise cli.Refusal(f"--threads {options.threads}: must be from 1 to 1024")
+        raise Refusal(f"--threads {options.threads}: must be from 1 to 1024")
     cli.need("torch", "torch", "the built-in trainer")
     name = learner_name(options.name)
     cli.log_to_stderr(name)
-    cli.end_with(options.parent)
+    end_with(options.parent)
     token = read_token(options.token_file) if options.token_file else None
     config = fetch_config(*parse_address(options.syncer), token)
     if options.data:
@@ -66,8 +68,8 @@ def _train(config: configs.Config, name: str, options) -> None:  # type: ignore[
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise cli.Refusal(f"--device {device}: {str(error).splitlines()[0]}") from None
-    wanted = cli.until_signalled(options.parent)
+        raise Refusal(f"--device {device}: {str(error).splitlines()[0]}") from None
+    wanted = until_signalled(options.parent)
     train(
         config,
         options.syncer,

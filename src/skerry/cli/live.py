@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from skerry.words import size
+from skerry.text import size
 
 LINE_S = 10.0
 PIPED_COLUMNS = 200

@@ -15,16 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from skerry import cli, units
+from skerry import cli
 from skerry import config as configs
+from skerry import text as units
 from skerry.algo.codecs import CODECS
 from skerry.algo.fragments import Layout
-from skerry.plan import bandwidth, model, paper
-from skerry.plan.run import report
-from skerry.plan.syncs import Failures, Island, Plan
+from skerry.errors import Refusal
+from skerry.plan import bandwidth, layouts, paper
+from skerry.plan.forecast import report
+from skerry.plan.syncs import Failures, Island, RunPlan
+from skerry.run.genesis import read_layout
+from skerry.text import Kind, counted, size
 from skerry.train.shapes import shape_of
-from skerry.units import Kind
-from skerry.words import counted, size
 
 T = TypeVar("T")
 RUN_PARAMS_MAX = 10**11  # a syncer is one process and holds 12 bytes of each
@@ -101,7 +103,7 @@ def _bandwidth(words: Sequence[str]) -> int:
         given = [k for k, v in vars(options).items() if v is not None and k not in ("paper", "json")]
         if given or overrides:
             name = given[0].replace("_", "-") if given else overrides[0][0]
-            raise cli.Refusal(f"--{name}: --paper recomputes the paper's own cases and takes nothing else")
+            raise Refusal(f"--{name}: --paper recomputes the paper's own cases and takes nothing else")
         cli.tell(paper.table(), options.json, _print_paper)
     else:
         cli.tell(bandwidth.answer(*_question(options, overrides)), options.json, _print_bandwidth)
@@ -114,17 +116,17 @@ def _question(
     for name in ("params", "step_s"):
         if getattr(options, name) is None:
             option = name.replace("_", "-")
-            raise cli.Refusal(f"--{option}: is needed, for example --params 5e9 --step-s 1 (or --paper)")
+            raise Refusal(f"--{option}: is needed, for example --params 5e9 --step-s 1 (or --paper)")
     config = _asked_config(options, overrides)
     learners = config.run.learners
     sites = learners if options.sites is None else options.sites
     utilisation = UTILISATION if options.utilisation is None else options.utilisation
     if not 0 < utilisation < 1:
-        raise cli.Refusal(f"--utilisation {utilisation:g}: a share between 0 and 1, like 0.95")
+        raise Refusal(f"--utilisation {utilisation:g}: a share between 0 and 1, like 0.95")
     if sites > learners:
-        raise cli.Refusal(f"--sites {sites}: more than the {learners} learners (--learners) that could be at them")
+        raise Refusal(f"--sites {sites}: more than the {learners} learners (--learners) that could be at them")
     if config.sync.num_fragments > options.params:
-        raise cli.Refusal(f"--params {options.params:g}: fewer than sync.num_fragments = {config.sync.num_fragments}")
+        raise Refusal(f"--params {options.params:g}: fewer than sync.num_fragments = {config.sync.num_fragments}")
     question = bandwidth.Question(options.params, options.step_s, sites, learners, utilisation, options.link)
     return question, config
 
@@ -134,10 +136,10 @@ def _asked_config(options: argparse.Namespace, overrides: list[tuple[str, Any]])
     given = {key: getattr(options, name) for key, name in flags.items() if getattr(options, name) is not None}
     for key, value in overrides:
         if given.get(key, value) != value:
-            raise cli.Refusal(f"--{key} {value}: --{flags[key]} says {given[key]}; give one of the two")
+            raise Refusal(f"--{key} {value}: --{flags[key]} says {given[key]}; give one of the two")
     config = _valid(configs.resolve(configs.default(), None, [("run.learners", LEARNERS), *given.items(), *overrides]))
     if config.run.learners < 2:
-        raise cli.Refusal(f"--run.learners {config.run.learners}: links lie between 2 learners or more")
+        raise Refusal(f"--run.learners {config.run.learners}: links lie between 2 learners or more")
     return config
 
 
@@ -247,27 +249,25 @@ class Word(NamedTuple):
         return f"{self.place} {self.text}"
 
 
-def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> Plan:
+def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> RunPlan:
     config = _valid(configs.resolve(configs.PRESETS[options.preset](), options.config, overrides))
     asked = _asked(options)
     asked.setdefault("rtt_ms", Word("--rtt-ms", RTT_MS))
     if config.learner.step_s:
         asked.setdefault("step_s", Word("learner.step_s =", str(config.learner.step_s)))
     if "mbit" not in asked:
-        raise cli.Refusal("--mbit: is needed, the learners' links: --mbit 200 or 200,50, or mbit = 200 under [plan]")
+        raise Refusal("--mbit: is needed, the learners' links: --mbit 200 or 200,50, or mbit = 200 under [plan]")
     if "step_s" not in asked:
-        raise cli.Refusal("--step-s: is needed, seconds a step takes: --step-s 0.5, or step_s = 0.5 under [plan]")
+        raise Refusal("--step-s: is needed, seconds a step takes: --step-s 0.5, or step_s = 0.5 under [plan]")
     if "repair" in asked and "mtbi" not in asked:
-        raise cli.Refusal(
-            f"{asked['repair']}: says how long an interruption takes; mtbi, how often one comes, is missing"
-        )
+        raise Refusal(f"{asked['repair']}: says how long an interruption takes; mtbi, how often one comes, is missing")
     rates, rtts, steps = (_each(asked, name, config.run.learners) for name in ("mbit", "rtt_ms", "step_s"))
     islands = tuple(
         Island(f"learner-{i}", step, rate, rtt)
         for i, (step, rate, rtt) in enumerate(zip(steps, rates, rtts, strict=True))
     )
     failures = Failures(_one(asked, "mtbi"), _one(asked, "repair", 0.0)) if "mtbi" in asked else None
-    return Plan(config, _layout(asked, config), islands, failures, _one(asked, "syncer_mbit", math.inf))
+    return RunPlan(config, _layout(asked, config), islands, failures, _one(asked, "syncer_mbit", math.inf))
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Word]:
@@ -287,20 +287,20 @@ def _asked(options: argparse.Namespace) -> dict[str, Word]:
 
 def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
     if "genesis" in asked and "params" in asked:
-        raise cli.Refusal(f"{asked['params']}: {asked['genesis']} says how large the model is; give one of the two")
+        raise Refusal(f"{asked['params']}: {asked['genesis']} says how large the model is; give one of the two")
     if "tensors" in asked and "params" not in asked:
-        raise cli.Refusal(f"{asked['tensors']}: goes with params, the model's size")
+        raise Refusal(f"{asked['tensors']}: goes with params, the model's size")
     if "genesis" in asked:
-        layout = model.of_file(Path(asked["genesis"].text))
+        layout = read_layout(Path(asked["genesis"].text))
     elif "params" in asked:
         params, tensors = _one(asked, "params"), int(_one(asked, "tensors", config.sync.num_fragments))
         if tensors > params:
-            raise cli.Refusal(f"{asked['params']}: fewer than the {counted(tensors, 'tensor')} they would be in")
-        layout = model.even(params, tensors)
+            raise Refusal(f"{asked['params']}: fewer than the {counted(tensors, 'tensor')} they would be in")
+        layout = layouts.even(params, tensors)
     else:
-        layout = model.built_in(shape_of(config.model))
+        layout = layouts.built_in(shape_of(config.model))
     if layout.param_count > RUN_PARAMS_MAX:
-        raise cli.Refusal(
+        raise Refusal(
             f"{layout.param_count:.3g} parameters: one syncer holds at most {RUN_PARAMS_MAX:.0e} "
             "(it has 12 bytes of each in memory)"
         )
@@ -319,7 +319,7 @@ def _read(word: Word, read: Callable[[str], T]) -> T:
     try:
         return read(word.text)
     except ValueError as error:
-        raise cli.Refusal(f"{word}: {error}") from None
+        raise Refusal(f"{word}: {error}") from None
 
 
 def _print_run(told: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from skerry import cli
-from skerry.node.replay import Excluded, ReplayError, Report, Show, replay
+from skerry.errors import Refusal
+from skerry.run.replay import Excluded, Report, Show, replay
 from skerry.store.store import Store
 
 
@@ -30,16 +31,13 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: nothing is configured here")
+        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     if not 1 <= options.threads <= 256:
-        raise cli.Refusal(f"--threads {options.threads}: must be from 1 to 256")
+        raise Refusal(f"--threads {options.threads}: must be from 1 to 256")
     if options.out is not None:
         _check_out(options.out)
-    try:
-        with Store.open(options.run, readonly=True) as store, _showing() as show:
-            report = replay(store, options.threads, options.exclude, show)
-    except ReplayError as error:
-        raise cli.Refusal(str(error)) from None
+    with Store.open(options.run, readonly=True) as store, _showing() as show:
+        report = replay(store, options.threads, options.exclude, show)
     if options.out is not None:
         _write(options.out, report)
     if options.json:
@@ -51,20 +49,20 @@ def run(words: Sequence[str]) -> int:
 
 def _check_out(out: Path) -> None:
     if out.exists():
-        raise cli.Refusal(f"--out {out}: is there already: name another file, or remove it")
+        raise Refusal(f"--out {out}: is there already: name another file, or remove it")
     if not out.parent.is_dir():
-        raise cli.Refusal(f"--out {out}: {out.parent} is not a folder")
+        raise Refusal(f"--out {out}: {out.parent} is not a folder")
 
 
 def _write(out: Path, report: Report) -> None:
     if not report.model:
         why = "it differs" if not report.identical else "this run kept no contributions: train with --record full"
-        raise cli.Refusal(f"--out {out}: there is no recomputed model to write: {report.first_difference or why}")
+        raise Refusal(f"--out {out}: there is no recomputed model to write: {report.first_difference or why}")
     try:
         with out.open("xb") as file:
             file.write(report.model)
     except OSError as error:
-        raise cli.Refusal(f"--out {out}: cannot be written ({error.strerror}): name another file") from None
+        raise Refusal(f"--out {out}: cannot be written ({error.strerror}): name another file") from None
 
 
 @contextmanager

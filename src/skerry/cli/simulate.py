@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from skerry import cli
-from skerry.chaos.plan import Plan, read_plan
-from skerry.sim.run import Outcome, Result, run_seed, run_seeds
+from skerry.errors import Refusal
+from skerry.proof.chaos.plan import FaultPlan, read_plan
+from skerry.proof.sim.seeds import Outcome, Result, run_seed, run_seeds
 
 SEEDS = 1000
 WHAT = ("protocol", "goodput", "run")
@@ -48,12 +49,12 @@ def _protocol(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(parser, words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: a simulation draws its configuration from the seed")
+        raise Refusal(f"--{overrides[0][0]}: a simulation draws its configuration from the seed")
     for name in ("seeds", "jobs"):
         if getattr(options, name) < 1:
-            raise cli.Refusal(f"--{name} {getattr(options, name)}: must be at least 1")
+            raise Refusal(f"--{name} {getattr(options, name)}: must be at least 1")
     if options.first < 0 or (options.seed or 0) < 0:
-        raise cli.Refusal("--first and --seed: a seed is 0 or above")
+        raise Refusal("--first and --seed: a seed is 0 or above")
     plan = read_plan(options.plan) if options.plan else None
     if options.seed is not None:
         result = _replay(options.seed, options.tensors, plan)
@@ -64,7 +65,7 @@ def _protocol(words: Sequence[str]) -> int:
     return _tell(result, options)
 
 
-def _replay(seed: int, tensors: bool, plan: Plan | None) -> Result:
+def _replay(seed: int, tensors: bool, plan: FaultPlan | None) -> Result:
     """One seed, every event told on stderr."""
     result = Result()
     logging.disable(logging.CRITICAL)

@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skerry import cli, units
-from skerry.goodput import paper, plot
-from skerry.goodput.fit import read_record
-from skerry.goodput.model import (
+from skerry import cli
+from skerry import text as units
+from skerry.errors import Refusal
+from skerry.plan.fleet import paper, plot
+from skerry.plan.fleet.fit import read_record
+from skerry.plan.fleet.fleet import (
     DAY_S,
     Array,
     Costs,
@@ -31,7 +33,7 @@ from skerry.goodput.model import (
     rounds_s,
     simulate,
 )  # fmt: skip
-from skerry.units import Kind
+from skerry.text import Kind
 
 T = TypeVar("T")
 DEFAULTS = Costs()
@@ -45,7 +47,7 @@ TITLE = "Failing chips: our model (lines), Table 1 of arXiv 2604.21428 (dots)"
 def run(words: Sequence[str]) -> int:
     options, overrides = cli.parse(_parser(), words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: goodput is simulated without a run's configuration")
+        raise Refusal(f"--{overrides[0][0]}: goodput is simulated without a run's configuration")
     if options.seed is None:
         options.seed = paper.SEED if options.paper else 0
     stem = _stem(options)
@@ -131,14 +133,14 @@ def _fleet(options: argparse.Namespace) -> Fleet:
     mtbi_s = _values(options, "mtbi", Kind(units.seconds, 60, 1e4 * YEAR_S), learners, YEAR_S)
     speeds = _values(options, "speeds", Kind(units.number, 1e-3, 1e3), learners, 1.0)
     if len(chips) > 1 and len(chips) != learners:
-        raise cli.Refusal(f"--chips {options.chips}: lists {len(chips)} learners, --learners says {learners}")
+        raise Refusal(f"--chips {options.chips}: lists {len(chips)} learners, --learners says {learners}")
     if len(chips) == 1:
         _refuse_no_slices(options, chips[0], learners, slice_chips)
         even = even_fleet(chips[0], learners, slice_chips[0]).chips
         chips = list(even) if len(set(slice_chips)) == 1 else [chips[0] / learners] * learners
     for n, size in zip(chips, slice_chips, strict=True):
         if n < size:
-            raise cli.Refusal(f"--chips: a learner of {n:g} chips has not one slice of {size:g}: use a smaller --slice")
+            raise Refusal(f"--chips: a learner of {n:g} chips has not one slice of {size:g}: use a smaller --slice")
     chips = [size * round(n / size) for n, size in zip(chips, slice_chips, strict=True)]
     _refuse_of_another_mode(options)
     at_night = _whole(options, "scavenged", 0, learners - 1, 0)
@@ -146,7 +148,7 @@ def _fleet(options: argparse.Namespace) -> Fleet:
     for name, on in (("night", at_night), ("region_mtbi", regions), ("region_repair", regions)):
         if getattr(options, name) is not None and not on:
             other = "scavenged" if name == "night" else "regions"
-            raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: says nothing without --{other}")
+            raise Refusal(f"{_flag(name)} {getattr(options, name)}: says nothing without --{other}")
     return Fleet(
         chips=tuple(chips),
         slice_chips=tuple(slice_chips),
@@ -184,17 +186,15 @@ def _refuse_of_another_mode(options: argparse.Namespace) -> None:
         ("repair", False, "a --rigid learner restarts on spares and waits for no repair: leave it out"),
     ):
         if getattr(options, name) is not None and options.rigid != of_rigid:
-            raise cli.Refusal(f"--{name} {getattr(options, name)}: {why}")
+            raise Refusal(f"--{name} {getattr(options, name)}: {why}")
 
 
 def _refuse_no_slices(options: argparse.Namespace, chips: float, learners: int, slice_chips: Sequence[float]) -> None:
     slices = int(chips / max(slice_chips))
     if not slices:
-        raise cli.Refusal(
-            f"--chips {options.chips}: less than one slice of {max(slice_chips):g}: use a smaller --slice"
-        )
+        raise Refusal(f"--chips {options.chips}: less than one slice of {max(slice_chips):g}: use a smaller --slice")
     if learners > slices:
-        raise cli.Refusal(
+        raise Refusal(
             f"--learners {learners}: more than the {slices} slices of {max(slice_chips):g} that "
             f"{chips:g} chips are: use fewer learners or a smaller --slice"
         )
@@ -203,7 +203,7 @@ def _refuse_no_slices(options: argparse.Namespace, chips: float, learners: int, 
 def _quorum(options: argparse.Namespace, learners: int) -> int:
     quorum = _whole(options, "quorum", 1, LEARNERS_MAX, 1)
     if quorum > learners:
-        raise cli.Refusal(f"--quorum {quorum}: more than the {learners} learners there are")
+        raise Refusal(f"--quorum {quorum}: more than the {learners} learners there are")
     return quorum
 
 
@@ -215,39 +215,39 @@ def _affordable(fleet: Fleet, near: plot.Around, days: float, trials: int) -> fl
     asked = f"--days {days:g} --trials {trials}"
     seconds = own_s + rounds_s(fleet)
     if seconds > SECONDS_MAX:
-        raise cli.Refusal(
+        raise Refusal(
             f"{asked}: simulating {sum(fleet.chips):,.0f} chips would take about {seconds:,.0f} s, "
             f"more than the {SECONDS_MAX:g} s a command may take: {lower}"
         )
     seconds += sum(s for s, _ in others) + sum(rounds_s(like) for like in near.fleets if like.speeds != fleet.speeds)
     if seconds > SECONDS_MAX:
-        raise cli.Refusal(
+        raise Refusal(
             f"--plot with {asked}: the {len(others)} fleets around this one would take about {seconds:,.0f} s, "
             f"more than the {SECONDS_MAX:g} s a command may take: leave out --plot, or {lower}"
         )
     if (most := max([own_bytes, *(b for _, b in others)])) > BYTES_MAX:
-        raise cli.Refusal(f"{asked}: a trial would need {most / 1e9:,.1f} GB of memory: lower --days or --chips")
+        raise Refusal(f"{asked}: a trial would need {most / 1e9:,.1f} GB of memory: lower --days or --chips")
     return seconds
 
 
 def _refuse_others(options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if name not in ("paper", "json", "plot", "seed") and value not in (None, False):
-            raise cli.Refusal(f"{_flag(name)}: --paper has its own fleets and constants")
+            raise Refusal(f"{_flag(name)}: --paper has its own fleets and constants")
 
 
 def _stem(options: argparse.Namespace) -> Path | None:
     if options.seed < 0:
-        raise cli.Refusal(f"--seed {options.seed}: a seed is 0 or above")
+        raise Refusal(f"--seed {options.seed}: a seed is 0 or above")
     if options.plot is None:
         return None
     if not options.plot:
-        raise cli.Refusal("--plot '': names no file: write a path like goodput.png")
+        raise Refusal("--plot '': names no file: write a path like goodput.png")
     cli.need("matplotlib", "plot", "--plot")
     stem = Path(options.plot)
     stem = stem.with_suffix("") if stem.suffix in (".png", ".svg") else stem
     if not stem.name or not stem.parent.is_dir():
-        raise cli.Refusal(f"--plot {options.plot}: {stem.parent} is not a directory to write to")
+        raise Refusal(f"--plot {options.plot}: {stem.parent} is not a directory to write to")
     return stem
 
 
@@ -258,7 +258,7 @@ def _number(options: argparse.Namespace, name: str, kind: Kind, default: float) 
 def _whole(options: argparse.Namespace, name: str, low: float, high: float, default: int) -> int:
     value = _number(options, name, Kind(units.count, low, high), default)
     if value != int(value):
-        raise cli.Refusal(f"{_flag(name)} {getattr(options, name)}: must be a whole number")
+        raise Refusal(f"{_flag(name)} {getattr(options, name)}: must be a whole number")
     return int(value)
 
 
@@ -273,7 +273,7 @@ def _read(options: argparse.Namespace, name: str, read: Callable[[str], T]) -> T
     try:
         return read(text)
     except ValueError as error:
-        raise cli.Refusal(f"{_flag(name)} {text}: {error}") from None
+        raise Refusal(f"{_flag(name)} {text}: {error}") from None
 
 
 def _flag(name: str) -> str:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from skerry import cli
-from skerry.goodput import story, twin
-from skerry.goodput.story import StoryError
-from skerry.words import counted
+from skerry.errors import Refusal
+from skerry.proof.twin import measurements, twin
+from skerry.text import counted
 
 SEEDS = 3
 COMPARED = ("goodput", "merges", "contributors_mean")
@@ -28,14 +28,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(parser, words)
     if overrides:
-        raise cli.Refusal(f"--{overrides[0][0]}: a twin has its run's configuration")
+        raise Refusal(f"--{overrides[0][0]}: a twin has its run's configuration")
     if not 1 <= options.seeds <= 1000:
-        raise cli.Refusal(f"--seeds {options.seeds}: must be from 1 to 1000")
+        raise Refusal(f"--seeds {options.seeds}: must be from 1 to 1000")
     began = time.perf_counter()
-    try:
-        found = compare(options.run_dir, options.seeds)
-    except StoryError as error:
-        raise cli.Refusal(str(error)) from None
+    found = compare(options.run_dir, options.seeds)
     found["seconds"] = time.perf_counter() - began
     cli.tell(found, options.json, _tell)
     return 0
@@ -43,13 +40,13 @@ def run(words: Sequence[str]) -> int:
 
 def compare(run_dir: Path, seeds: int) -> dict[str, Any]:
     """Measured and predicted, a mean over twins; deviations as shares of what was measured."""
-    read = story.read(run_dir)
+    read = measurements.read(run_dir)
     logging.disable(logging.CRITICAL)  # the twins' nodes say what nodes say
     try:
-        twins = [story.numbers(read, twin.live(read, seed)) for seed in range(seeds)]
+        twins = [measurements.numbers(read, twin.live(read, seed)) for seed in range(seeds)]
     finally:
         logging.disable(logging.NOTSET)
-    measured = story.numbers(read, read.tally)
+    measured = measurements.numbers(read, read.tally)
     predicted = {key: sum(one[key] for one in twins) / seeds for key in measured}
     deviation = {key: predicted[key] / value - 1 if value else 0.0 for key, value in measured.items()}
     return {

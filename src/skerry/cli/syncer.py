@@ -18,14 +18,18 @@ import numpy.typing as npt
 from skerry import algo, cli
 from skerry import config as configs
 from skerry.algo import fragments
-from skerry.node import model, repair, replay
+from skerry.algo.fragments import decode_layout
+from skerry.core.state import state_of
+from skerry.errors import FileDamaged, ProtocolError, Refusal
+from skerry.run import repair, replay
+from skerry.run.genesis import create_run, read_genesis
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
+from skerry.shell.signals import until_signalled
 from skerry.shell.syncer import SyncerShell
 from skerry.store.files import check_unused
-from skerry.store.store import FileDamaged, Store
+from skerry.store.store import Store
 from skerry.train.shapes import shape_of
-from skerry.wire.frames import ProtocolError
 from skerry.wire.tcp import Server
 
 First = tuple[configs.Config, fragments.Layout, dict[str, npt.NDArray[Any]]]
@@ -55,12 +59,12 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
     if not 0 <= options.port < 65536:
-        raise cli.Refusal(f"--port {options.port}: must be from 0 to 65535")
+        raise Refusal(f"--port {options.port}: must be from 0 to 65535")
     cli.log_to_stderr("syncer")
     token = read_token(options.token_file) if options.token_file else None
     port = _check_address(options.host, options.port, token)
     store = open_run(options.run, options.genesis, options, overrides)
-    wanted = cli.until_signalled(options.parent)
+    wanted = until_signalled(options.parent)
     if options.repair:
         options.port = port  # learners dial again where they were asked for their copies
         store = _repaired(store, options, token, wanted)
@@ -79,8 +83,8 @@ def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> Sy
     try:
         return SyncerShell(store, options.host, options.port, token)
     except FileDamaged:
-        damage = repair.damaged(store, model.state_of(store))
-        raise cli.Refusal(repair.explain(store.root, damage)) from None
+        damage = repair.damaged(store, state_of(store.records))
+        raise Refusal(repair.explain(store.root, damage)) from None
 
 
 def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wanted: Callable[[], bool]) -> Store:
@@ -112,7 +116,7 @@ def open_run(root: Path, genesis: Path | None, options: object, overrides: list[
         if store.records:
             _check_resume(store, genesis, options, overrides)
             return store
-        model.create_run(store, *(first or _first(genesis, options, overrides)), time.time())
+        create_run(store, *(first or _first(genesis, options, overrides)), time.time())
     except BaseException:
         store.close()
         raise
@@ -126,25 +130,23 @@ def _check_whole(root: Path) -> None:
         return
     check_unused(root)
     with Store.open(root, readonly=True) as store:
-        cut = replay.cut_off(root, model.state_of(store).merges if store.records else 0)
+        cut = replay.cut_off(root, state_of(store.records).merges if store.records else 0)
     if cut:
-        raise cli.Refusal(f"{root}/tape: {cut}")
+        raise Refusal(f"{root}/tape: {cut}")
 
 
 def _check_resume(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:
-    state = model.state_of(store)
+    state = state_of(store.records)
     if state.phase == "closed":
-        raise cli.Refusal(f"{store.root}: this run is closed; export it, or give --run a fresh directory")
+        raise Refusal(f"{store.root}: this run is closed; export it, or give --run a fresh directory")
     if overrides or getattr(options, "config", None):
-        raise cli.Refusal(
+        raise Refusal(
             f"{store.root}: holds a run, which goes on with its own configuration: leave --config and overrides out"
         )
     if genesis is not None:
-        difference = fragments.first_difference(model.read_genesis(genesis)[0], model.layout_in(state))
+        difference = fragments.first_difference(read_genesis(genesis)[0], decode_layout(state.created.layout))
         if difference:
-            raise cli.Refusal(
-                f"{store.root}: holds a run of another model: {difference} (here: {genesis}, there: the run)"
-            )
+            raise Refusal(f"{store.root}: holds a run of another model: {difference} (here: {genesis}, there: the run)")
 
 
 def _first(genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> First:
@@ -153,12 +155,12 @@ def _first(genesis: Path | None, options: object, overrides: list[tuple[str, obj
     config = configs.validate(configs.resolve(base, getattr(options, "config", None), overrides))
     shape_of(config.model)
     if genesis is not None:
-        return config, *model.read_genesis(genesis)
+        return config, *read_genesis(genesis)
     cli.need("torch", "torch", "the built-in model, without --genesis FILE")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "genesis.safetensors"
         make_genesis(config, made)
-        return config, *model.read_genesis(made)
+        return config, *read_genesis(made)
 
 
 def make_genesis(config: configs.Config, path: Path) -> None:
@@ -172,4 +174,4 @@ def make_genesis(config: configs.Config, path: Path) -> None:
     )
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise cli.Refusal(f"the built-in model could not be made ({' '.join(last)}): give --genesis FILE")
+        raise Refusal(f"the built-in model could not be made ({' '.join(last)}): give --genesis FILE")

@@ -16,15 +16,18 @@ from skerry import algo, cli
 from skerry import config as configs
 from skerry.cli import live
 from skerry.cli.export import export
-from skerry.node import model, repair, replay
-from skerry.shell import summary
-from skerry.shell.local import LOCAL, Kill, Local, LocalRun, RunFailed
+from skerry.core.state import state_of
+from skerry.errors import Refusal
+from skerry.run import repair, replay, summary
+from skerry.run.tally import tally
+from skerry.shell.local import LOCAL, Kill, Local, LocalRun
 from skerry.shell.syncer import write_json
 from skerry.store.files import check_unused
 from skerry.store.store import Store
 from skerry.train.data import Corpus
-from skerry.train.judge import Judge, create
+from skerry.train.held_out import HeldOut
 from skerry.train.shapes import shape_of
+from skerry.train.start import create
 
 MINUTES = 2.0  # when no budget is given
 VICTIM = "learner-1"
@@ -70,40 +73,38 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
         run_dir = fresh_dir(options.out, config.run.name, resumable=True)
     kills = _kills(options, len(speeds))
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
-    judge = Judge(config, corpus)
+    held_out = HeldOut(config, corpus)
     cli.check_interrupted()
     if not options.json:
-        _announce(story, config, speeds, judge, run_dir)
+        _announce(story, config, speeds, held_out, run_dir)
     algo.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
-        create(run_dir, config, speeds, judge)
-    val_loss_start = judge.loss_at_first(run_dir)
+        create(run_dir, config, speeds, held_out.model)
+    val_loss_start = held_out.loss_at_first(run_dir)
     local_run = LocalRun(run_dir, speeds, kills)
     try:
         with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:
             local_run.run(lambda: show(local_run.status, local_run.news))
-    except RunFailed as error:
-        raise cli.Refusal(str(error)) from None
     except KeyboardInterrupt:
         print(f"\nskerry: interrupted; go on with: skerry train --resume {run_dir}", file=sys.stderr)
         if options.json:
             cli.print_json({"error": "interrupted", "run_dir": str(run_dir)})
         return 130
-    result = _finish(run_dir, local_run, judge, val_loss_start)
+    result = _finish(run_dir, local_run, held_out, val_loss_start)
     cli.tell(result, options.json, live.print_summary)
     return 0
 
 
-def _finish(run_dir: Path, done: LocalRun, judge: Judge, val_loss_start: float) -> dict[str, Any]:
+def _finish(run_dir: Path, done: LocalRun, held_out: HeldOut, val_loss_start: float) -> dict[str, Any]:
     speeds = {f"learner-{i}": speed for i, speed in enumerate(done.speeds)}
     with Store.open(run_dir, readonly=True) as store:
         path = run_dir / "model.safetensors"
-        digest = export(store, model.state_of(store), path)
-        numbers = summary.summarise(summary.tally(store), done.status, done.kills, speeds)
+        digest = export(store, state_of(store.records), path)
+        numbers = summary.summarise(tally(store), done.status, done.kills, speeds)
     result = {
         "val_loss_start": val_loss_start,
-        "val_loss_before_close": judge.loss_of(run_dir, before_close=True),
-        "val_loss_end": judge.loss_of(run_dir),
+        "val_loss_before_close": held_out.loss_of(run_dir, before_close=True),
+        "val_loss_end": held_out.loss_of(run_dir),
         **numbers,
         "run_dir": str(run_dir),
         "model_path": str(path),
@@ -132,7 +133,7 @@ def config_of(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> 
     config = configs.resolve(configs.PRESETS[options.preset](), options.config, [*given, *overrides])
     for key in ("steps", "tokens", "minutes"):
         if getattr(options, key) == 0:
-            raise cli.Refusal(f"--{key} 0: a budget is above zero")
+            raise Refusal(f"--{key} 0: a budget is above zero")
     if not (config.run.steps or config.run.tokens or config.run.minutes):
         config = configs.resolve(config, None, [("run.minutes", MINUTES)])
     configs.validate(config)
@@ -150,11 +151,11 @@ def speeds_of(text: str | None, learners: int) -> list[float]:
     try:
         speeds = [float(word) for word in text.split(",")]
     except ValueError:
-        raise cli.Refusal(f"--speeds {text!r}: write numbers with commas between them, like 1,1,0.5") from None
+        raise Refusal(f"--speeds {text!r}: write numbers with commas between them, like 1,1,0.5") from None
     if len(speeds) != learners:
-        raise cli.Refusal(f"--speeds {text!r}: {len(speeds)} speeds for {learners} learners")
+        raise Refusal(f"--speeds {text!r}: {len(speeds)} speeds for {learners} learners")
     if not all(0.001 <= speed <= 1000 for speed in speeds):
-        raise cli.Refusal(f"--speeds {text!r}: each must be from 0.001 to 1000")
+        raise Refusal(f"--speeds {text!r}: each must be from 0.001 to 1000")
     return speeds
 
 
@@ -167,7 +168,7 @@ def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
         if fraction is None:
             continue
         if not 0 < fraction < 1:
-            raise cli.Refusal(f"{flag} {fraction}: a fraction of the run between 0 and 1")
+            raise Refusal(f"{flag} {fraction}: a fraction of the run between 0 and 1")
         kills.append(Kill(victim, fraction))
     return kills
 
@@ -178,16 +179,16 @@ def fresh_dir(out: Path | None, name: str, resumable: bool = False) -> Path:
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             or_resume = ", or --resume it" if resumable else ""
-            raise cli.Refusal(f"--out {out}: is there already and not an empty folder; choose another{or_resume}")
+            raise Refusal(f"--out {out}: is there already and not an empty folder; choose another{or_resume}")
     except OSError as error:
-        raise cli.Refusal(f"--out {out}: {error.strerror}; choose another") from None
+        raise Refusal(f"--out {out}: {error.strerror}; choose another") from None
     return out
 
 
 def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> tuple[Path, configs.Config, list[float]]:
     run_dir: Path = options.resume
     if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
-        raise cli.Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
+        raise Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
     if (run_dir / "tape").is_dir():
         check_unused(run_dir)
     fixed = (
@@ -197,17 +198,17 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     given = [f"--{key.replace('_', '-')}" for key in fixed if getattr(options, key) is not None]
     given += [f"--{key}" for key, _ in overrides]
     if given:
-        raise cli.Refusal(f"--resume {run_dir}: a run goes on with its own configuration; leave {given[0]} out")
+        raise Refusal(f"--resume {run_dir}: a run goes on with its own configuration; leave {given[0]} out")
     with Store.open(run_dir, readonly=True) as store:
         if not store.records:
-            raise cli.Refusal(f"--resume {run_dir}: holds no run: check the path")
-        state = model.state_of(store)
+            raise Refusal(f"--resume {run_dir}: holds no run: check the path")
+        state = state_of(store.records)
         if state.phase == "closed":
-            raise cli.Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
+            raise Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
         if cut := replay.cut_off(run_dir, state.merges):
-            raise cli.Refusal(f"--resume {run_dir}: {cut}")
+            raise Refusal(f"--resume {run_dir}: {cut}")
         if damage := repair.damaged(store, state):
-            raise cli.Refusal(repair.explain(store.root, damage))
+            raise Refusal(repair.explain(store.root, damage))
     config = configs.decode(state.created.config)
     try:
         speeds = msgspec.json.decode((run_dir / LOCAL).read_bytes(), type=Local).speeds
@@ -216,13 +217,13 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     return run_dir, config, speeds or [1.0] * config.run.learners
 
 
-def _announce(story: str, config: configs.Config, speeds: Sequence[float], judge: Judge, run_dir: Path) -> None:
+def _announce(story: str, config: configs.Config, speeds: Sequence[float], held_out: HeldOut, run_dir: Path) -> None:
     paces = ", ".join(f"{speed:g}" for speed in speeds)
     if story:
         print(story, file=sys.stderr)
     print(
-        f"{judge.parameter_count:,} parameters, {config.data.path}; {len(speeds)} learners at speeds {paces}; "
-        f"P={judge.fragment_count} H={config.sync.sync_every} K={config.sync.quorum} "
+        f"{held_out.parameter_count:,} parameters, {config.data.path}; {len(speeds)} learners at speeds {paces}; "
+        f"P={held_out.fragment_count} H={config.sync.sync_every} K={config.sync.quorum} "
         f"{config.merge.rule} {config.outer.rule}({config.outer.lr}, {config.outer.momentum}) "
         f"{config.wire.codec_up} up {config.wire.codec_down} down\nrun directory: {run_dir}",
         file=sys.stderr,

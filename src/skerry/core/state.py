@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 from msgspec import Struct, field
 
 from skerry.core.facts import (
@@ -148,3 +149,17 @@ def fold(facts: Iterable[Fact | RunState]) -> RunState:
             state.apply(fact)
     assert state is not None, "the tape is empty"
     return state
+
+
+_facts = msgspec.msgpack.Decoder(Fact | RunState)
+
+
+def decode_fact(record: bytes) -> Fact | RunState:
+    """A record of the tape as what it says."""
+    fact: Fact | RunState = _facts.decode(record)
+    return fact
+
+
+def state_of(records: Iterable[bytes]) -> RunState:
+    """The state after these records of a tape, whose first is a run's creation or a fold."""
+    return fold(decode_fact(record) for record in records)

@@ -18,7 +18,7 @@ from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
 from skerry.algo.merge import Held
 from skerry.core.events import Merge
-from skerry.store.files import StoreError
+from skerry.errors import StoreError
 
 Array = Any  # a flat float32 array; the simulator's integer
 Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from skerry import config as configs
-from skerry.algo.fragments import Fragment, Layout, split
+from skerry.algo.fragments import Fragment, Layout, encode_layout, split
 from skerry.core.events import (
     Adopt,
     Boundary,
@@ -210,7 +210,7 @@ class LearnerNode:
     # ------------------------------------------------------------------------------------------ node thread
 
     def hello(self, life: int) -> Hello:
-        layout = msgspec.json.encode(self.layout)
+        layout = encode_layout(self.layout)
         return Hello(PROTOCOL, self.name, self.process, life, layout, self.layout.digest)
 
     def told(self, message: object, payload: Payload | None, payload_s: float = 0.0) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from skerry import config as configs
-from skerry.algo.fragments import Layout, split
+from skerry.algo.fragments import Layout, decode_layout, split
 from skerry.algo.merge import Held, token_weight
 from skerry.core.events import (
     Arrived,
@@ -33,8 +33,8 @@ from skerry.core.events import (
 )
 from skerry.core.facts import Committed, EpochStarted, Fact
 from skerry.core.messages import FULL, Contribution, Publication, SyncerMessage
+from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
-from skerry.node import model
 from skerry.node.algebra import FLOAT32, Algebra, Payload
 from skerry.store.store import RECORD, Store
 
@@ -75,9 +75,9 @@ class SyncerNode:
         self.algebra = algebra
         self.outbox = outbox
         self.wall_clock = wall_clock
-        state = model.state_of(store)
+        state = state_of(store.records)
         self.config = configs.decode(state.created.config)
-        self.layout: Layout = model.layout_in(state)
+        self.layout: Layout = decode_layout(state.created.layout)
         self.fragments = split(self.layout, len(state.fragments))
         self.values = [
             algebra.load(store.get(at.file), fragment)

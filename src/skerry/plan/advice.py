@@ -21,8 +21,8 @@ from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK
 from skerry.core.schedule import WARM
 from skerry.plan.bandwidth import periods
-from skerry.plan.syncs import Island, Plan, Stretch, Sync, sizes_of, stretch
-from skerry.words import counted, size
+from skerry.plan.syncs import Island, RunPlan, Stretch, Sync, sizes_of, stretch
+from skerry.text import counted, size
 
 ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
@@ -36,7 +36,7 @@ FRAGMENTS_MAX = configs.most("sync.num_fragments")
 CLOSE_S_MAX = configs.most("sync.close_timeout_s")
 
 
-def suggest(plan: Plan, stretches: Sequence[Stretch]) -> dict[str, Any]:
+def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     """Configuration keys with values that fit, and why, where they are not the configured ones; {} where none would."""
     sync = plan.config.sync
     first, steady = stretches[0], stretches[-1]
@@ -60,7 +60,7 @@ def suggest(plan: Plan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     return chosen | {"why": list(_why(plan, chosen))}
 
 
-def _codecs(plan: Plan, at: Stretch) -> tuple[configs.Codec, configs.Codec]:
+def _codecs(plan: RunPlan, at: Stretch) -> tuple[configs.Codec, configs.Codec]:
     """Up and down: the configured ones, or as narrow as the links ask for."""
     up, down = plan.config.wire.codec_up, plan.config.wire.codec_down
     room = ROOM * plan.config.sync.sync_every
@@ -76,30 +76,30 @@ def _bytes(codec: str) -> int:
     return payload_bytes(codec, BLOCK)
 
 
-def _link_steps(plan: Plan, at: Stretch, up: str, down: str) -> float:
+def _link_steps(plan: RunPlan, at: Stretch, up: str, down: str) -> float:
     """Steps in which the link of the quorum's slowest member carries every fragment once, with these codecs."""
     wire = plan.config.wire
     wider = max(_bytes(up), _bytes(down)) / max(_bytes(wire.codec_up), _bytes(wire.codec_down))
     return at.bounds["links"] * wider / plan.pace_s
 
 
-def _every(configured: int, plan: Plan, at: Stretch, up: str, down: str) -> int:
+def _every(configured: int, plan: RunPlan, at: Stretch, up: str, down: str) -> int:
     """The least H, from the configured one up, at which links and syncer have room."""
     return max(configured, math.ceil(max(_busy_steps(plan, at, up, down).values()) / ROOM))
 
 
-def _busy_steps(plan: Plan, at: Stretch, up: str, down: str) -> dict[str, float]:
+def _busy_steps(plan: RunPlan, at: Stretch, up: str, down: str) -> dict[str, float]:
     return {"links": _link_steps(plan, at, up, down), "syncer": at.bounds["syncer"] / plan.pace_s}
 
 
-def _quorum(plan: Plan) -> int | float:
+def _quorum(plan: RunPlan) -> int | float:
     """What is configured, unless so many never keep pace: then as many as do."""
     fastest = min(i.step_s for i in plan.islands)
     paced = sum(i.step_s <= 2 * fastest for i in plan.islands)
     return plan.config.sync.quorum if plan.quorum <= paced else paced
 
 
-def _delay(plan: Plan) -> int:
+def _delay(plan: RunPlan) -> int:
     """tau, from the configured one up, under which the syncs of a quorum fit once the warm phase is over."""
     sizes = sizes_of(plan)
     steady = stretch(plan, sizes, periods(plan.config)[-1])
@@ -107,16 +107,16 @@ def _delay(plan: Plan) -> int:
     return min(plan.config.sync.sync_every, max(plan.config.sync.fragment_sync_delay, steps))
 
 
-def _quorum_steps(plan: Plan, at: Stretch) -> float:
+def _quorum_steps(plan: RunPlan, at: Stretch) -> float:
     """Steps in which the syncs of a quorum are through."""
     return sorted(sync.steps for sync in at.syncs)[plan.quorum - 1]
 
 
-def _with(plan: Plan, chosen: dict[str, Any]) -> Plan:
+def _with(plan: RunPlan, chosen: dict[str, Any]) -> RunPlan:
     return plan._replace(config=configs.resolve(plan.config, None, chosen.items()))
 
 
-def _why(plan: Plan, chosen: dict[str, Any]) -> Iterator[str]:
+def _why(plan: RunPlan, chosen: dict[str, Any]) -> Iterator[str]:
     is_longest = chosen["sync.fragment_sync_delay"] == chosen["sync.sync_every"]
     reasons = {
         "sync.num_fragments": "one fragment a step is the smoothest traffic, as far as there are tensors",
@@ -137,7 +137,7 @@ def _why(plan: Plan, chosen: dict[str, Any]) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------- contradictions
 
 
-def warnings(plan: Plan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> list[str]:
+def warnings(plan: RunPlan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> list[str]:
     return [
         *_of_limits(plan, stretches[-1]),
         *_of_config(plan, sizes),
@@ -148,7 +148,7 @@ def warnings(plan: Plan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> 
     ]
 
 
-def _of_limits(plan: Plan, steady: Stretch) -> Iterator[str]:
+def _of_limits(plan: RunPlan, steady: Stretch) -> Iterator[str]:
     up, down = _codecs(plan, steady)
     every = _every(1, plan, steady, up, down)
     if every <= EVERY_MAX:
@@ -167,7 +167,7 @@ def _of_limits(plan: Plan, steady: Stretch) -> Iterator[str]:
     )
 
 
-def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
+def _of_config(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
     c, slowest = plan.config, max(i.step_s for i in plan.islands)
     rtt = max(i.rtt_s for i in plan.islands)
     if slowest >= c.sync.stall_s:
@@ -203,7 +203,7 @@ def _of_config(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
         yield f"learner.step_s = {c.learner.step_s:g} pads every step to that: the faster ones given here cannot be"
 
 
-def _of_fragments(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
+def _of_fragments(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
     asked, tensors = plan.config.sync.num_fragments, plan.layout.tensors
     if asked > len(tensors):
         yield (
@@ -219,7 +219,7 @@ def _of_fragments(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
+def _of_syncs(plan: RunPlan, stretches: Sequence[Stretch]) -> Iterator[str]:
     tau = plan.config.sync.fragment_sync_delay
     hardest = {at.period.phase: at for at in reversed(stretches)}  # the first of each phase: H only grows in it
     for at in reversed(hardest.values()):
@@ -244,7 +244,7 @@ def _of_syncs(plan: Plan, stretches: Sequence[Stretch]) -> Iterator[str]:
             yield f"{where} {_names(slow)} {get} whole fragments, not deltas: too slow a link for every version"
 
 
-def _reason(at: Stretch, plan: Plan) -> str:
+def _reason(at: Stretch, plan: RunPlan) -> str:
     return {
         "links": f"the links of {counted(plan.quorum, 'learner')}, the quorum, carry the model no faster",
         "syncer": "the syncer merges and writes no faster (an estimate: one busy core)",
@@ -252,7 +252,7 @@ def _reason(at: Stretch, plan: Plan) -> str:
     }[at.limit]
 
 
-def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
+def _of_ends(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
     c, whole = plan.config, 32 * sum(sizes)
     if late := [i for i in plan.islands if whole / plan.rate(i) > c.sync.close_timeout_s]:
         needed = max(whole / plan.rate(i) for i in late)
@@ -274,7 +274,7 @@ def _of_ends(plan: Plan, sizes: Sequence[int]) -> Iterator[str]:
         yield 'store.record = "full" keeps every contribution for good: see the disk it takes in an hour'
 
 
-def _of_quality(plan: Plan, steady: Stretch) -> Iterator[str]:
+def _of_quality(plan: RunPlan, steady: Stretch) -> Iterator[str]:
     run, learners = plan.config.run, len(plan.islands)
     steps = run.steps or 60 * run.minutes / plan.pace_s  # of tokens it is not known how many are in a step
     if learners > 1 and 0 < steps < STEPS_OVER_M * learners:

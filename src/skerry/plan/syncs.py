@@ -70,7 +70,7 @@ class Failures(NamedTuple):
     repair_s: float
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     config: Config
     layout: Layout
     islands: tuple[Island, ...]
@@ -139,11 +139,11 @@ class Stretch(NamedTuple):
         return max(self.period_s * max(1.0, sync.behind), sync.cycle_s, sync.known_s)
 
 
-def sizes_of(plan: Plan) -> list[int]:
+def sizes_of(plan: RunPlan) -> list[int]:
     return [fragment.size for fragment in split(plan.layout, plan.config.sync.num_fragments)]
 
 
-def stretch(plan: Plan, sizes: Sequence[int], period: Period) -> Stretch:
+def stretch(plan: RunPlan, sizes: Sequence[int], period: Period) -> Stretch:
     sync, wire, learners = plan.config.sync, plan.config.wire, len(plan.islands)
     every, delay, count = period.sync_every, sync.fragment_sync_delay, len(sizes)
     burst = min(count, math.ceil(count / every))
@@ -180,7 +180,7 @@ def stretch(plan: Plan, sizes: Sequence[int], period: Period) -> Stretch:
     return Stretch(period, burst, rounds, window, bounds, tuple(syncs))
 
 
-def goodput_of(plan: Plan, sizes: Sequence[int], at: Stretch, sync: Sync) -> float:
+def goodput_of(plan: RunPlan, sizes: Sequence[int], at: Stretch, sync: Sync) -> float:
     if sync.behind > plan.config.sync.stale_versions_max:
         return 0.0
     if plan.failures is None:
@@ -190,12 +190,12 @@ def goodput_of(plan: Plan, sizes: Sequence[int], at: Stretch, sync: Sync) -> flo
     return max(0.0, life - lost) / (life + away)
 
 
-def join_s(plan: Plan, sizes: Sequence[int], island: Island) -> float:
+def join_s(plan: RunPlan, sizes: Sequence[int], island: Island) -> float:
     """Until a learner that joins holds the whole model."""
     return 32 * sum(sizes) / plan.rate(island) + island.rtt_s
 
 
-def goodput(plan: Plan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> float:
+def goodput(plan: RunPlan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> float:
     speed = sum(1 / i.step_s for i in plan.islands)
     return sum(
         at.period.share * goodput_of(plan, sizes, at, sync) / sync.island.step_s / speed
@@ -204,7 +204,7 @@ def goodput(plan: Plan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> f
     )
 
 
-def quorum_share(plan: Plan, sizes: Sequence[int]) -> float:
+def quorum_share(plan: RunPlan, sizes: Sequence[int]) -> float:
     """Share of the time in which at least K learners are there; a K that is a share of them always is, with one."""
     if plan.failures is None:
         return 1.0

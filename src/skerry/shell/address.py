@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skerry.wire.transport import WireError
+from skerry.errors import WireError
 
 PORT = 7077
 

@@ -19,9 +19,9 @@ from skerry.algo.fragments import Layout
 from skerry.core.events import Closing, Gone, Ticked
 from skerry.core.learner import LearnerMachine
 from skerry.core.messages import Answer, Ask, Message, Refused
+from skerry.errors import ProtocolError, RefusedError
 from skerry.node.learner import LearnerNode, Parameters
-from skerry.shell.peers import Uplink
-from skerry.wire.frames import ProtocolError
+from skerry.node.peers import Uplink
 from skerry.wire.tcp import Client
 from skerry.wire.transport import Opened, Received, WireEvent
 
@@ -32,10 +32,6 @@ LAST_VERSIONS_S = 2.0  # after the end, for versions still on their way
 WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
 
 log = logging.getLogger("skerry.learner")
-
-
-class RefusedError(Exception):
-    """The syncer will not have this learner; the message is its own one line."""
 
 
 class LearnerShell:

@@ -2,7 +2,7 @@
 
 The supervisor starts them, brings back what dies, carries out the kills it was asked for at a fraction of the run, and
 never touches the protocol: it reads the status file and, at the end, the tape. Its children end when it does. A worse
-disturber (`chaos/run.py`) changes how learners dial and what is done to whom.
+disturber (`proof/chaos/supervisor.py`) changes how learners dial and what is done to whom.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Any
 
 import msgspec
 
+from skerry.errors import RunFailed
+from skerry.run.summary import Kill
+
 POLL_S = 0.1
 RESTART_S = 2.0  # a killed process stays away this long
 CRASHES_MAX = 5  # of one child, not counting kills, before the run is given up
@@ -32,19 +35,6 @@ class Local(msgspec.Struct):
     """What the supervisor must know again when it resumes a run."""
 
     speeds: list[float]
-
-
-class RunFailed(Exception):
-    """A child refused to run, or kept crashing: its own last line, and where its log is."""
-
-
-@dataclass
-class Kill:
-    """A SIGKILL of `victim` once the run's progress reaches `at`; wall-clock seconds of when it happened."""
-
-    victim: str
-    at: float
-    killed_at: float | None = None
 
 
 @dataclass

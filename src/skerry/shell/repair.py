@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from skerry import config as configs
+from skerry.algo.fragments import decode_layout
 from skerry.core.facts import Committed, Restored
 from skerry.core.messages import Answer, Ask, Hello, Lend, Lent, Message
-from skerry.core.state import RunState
-from skerry.node import model, repair
+from skerry.core.state import RunState, state_of
+from skerry.errors import ProtocolError
 from skerry.node.algebra import FLOAT32
-from skerry.node.repair import Damage
-from skerry.shell.peers import NAME
+from skerry.node.peers import NAME
+from skerry.run import repair
+from skerry.run.repair import Damage
 from skerry.store.store import Store
-from skerry.wire.frames import ProtocolError
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Lost, Received, WireEvent
 
@@ -38,7 +39,7 @@ Listen = tuple[str, int, bytes | None]  # host, port, token
 
 def make_whole(store: Store, listen: Listen, previous: bool, keep_going: Callable[[], bool]) -> bool:
     """Restore what is damaged; False if `keep_going` ended it. Whoever goes on opens the store anew."""
-    state = model.state_of(store)
+    state = state_of(store.records)
     damage = repair.damaged(store, state)
     log.info("repair: %s", "; ".join(f"{d}: {d.what}" for d in damage) or "no fragment is damaged")
     left = [d for d in damage if not _remade(store, state, d)]
@@ -67,7 +68,7 @@ class Lenders:
 
     def __init__(self, store: Store, state: RunState, damage: Sequence[Damage], listen: Listen) -> None:
         self.store, self.created = store, state.created
-        self.layout = model.layout_in(state)
+        self.layout = decode_layout(state.created.layout)
         self.asked = {d.fragment.index: d for d in damage}
         self.missing = dict(self.asked)
         self.learners: dict[int, str] = {}  # peer -> who it said it is

@@ -13,8 +13,8 @@ import msgspec
 
 from skerry.core.events import Interrupted, Ticked
 from skerry.node import telemetry
+from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
-from skerry.shell.peers import Learners
 from skerry.store.store import Store
 from skerry.wire.tcp import Server
 from skerry.wire.transport import WireEvent

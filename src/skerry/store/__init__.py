@@ -1,8 +1,10 @@
 """The durable store: a hash-chained tape and content-addressed files."""
 
-from .files import DiskFiles, FileSystem, StoreError, StoreInUse
-from .store import FileDamaged, Store
-from .tape import Record, Tape, TapeDamaged, TapeTooNew, read_all
+from skerry.errors import FileDamaged, StoreError, StoreInUse, TapeDamaged, TapeUnknown
+
+from .files import DiskFiles, FileSystem
+from .store import Store
+from .tape import Record, Tape, read_all
 
 __all__ = [
     "DiskFiles",
@@ -14,6 +16,6 @@ __all__ = [
     "StoreInUse",
     "Tape",
     "TapeDamaged",
-    "TapeTooNew",
+    "TapeUnknown",
     "read_all",
 ]

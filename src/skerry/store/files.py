@@ -15,16 +15,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from skerry.errors import StoreInUse
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-
-class StoreError(Exception):
-    """The store cannot go on; one line that says what, where, and what to do."""
-
-
-class StoreInUse(StoreError):
-    """Another process writes in this directory."""
 
 
 class FileSystem(Protocol):

@@ -18,8 +18,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from .files import DiskFiles, FileSystem, StoreError, flat
-from .tape import Record, Tape, TapeDamaged, TapeTooNew, read_all
+from skerry.errors import FileDamaged, StoreError, TapeDamaged, TapeUnknown
+
+from .files import DiskFiles, FileSystem, flat
+from .tape import Record, Tape, read_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -27,10 +29,6 @@ if TYPE_CHECKING:
 FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept for good
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-class FileDamaged(StoreError):
-    """A file that a record names is missing, or is not what was put."""
 
 
 class Store:
@@ -70,7 +68,7 @@ class Store:
             raise StoreError(_explain(root, "open", error)) from error
         except OSError as error:
             raise StoreError(_explain(root, "open", error)) from error
-        except (TapeDamaged, TapeTooNew) as error:
+        except (TapeDamaged, TapeUnknown) as error:
             raise type(error)(f"{root}/{error}") from error
 
     def put(self, parts: Sequence[Buffer], folder: str = FILES) -> str:
@@ -136,7 +134,7 @@ class Store:
             yield from read_all(self._files)
         except OSError as error:
             raise StoreError(_explain(self.root, "history", error)) from error
-        except (TapeDamaged, TapeTooNew) as error:
+        except (TapeDamaged, TapeUnknown) as error:
             raise type(error)(f"{self.root}/{error}") from error
 
     def close(self) -> None:

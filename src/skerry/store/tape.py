@@ -30,7 +30,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
-from .files import FileSystem, StoreError
+from skerry.errors import TapeDamaged, TapeUnknown
+
+from .files import FileSystem
 
 FORMAT_VERSION = 1
 GROUP_BYTES_MAX = 64 << 20  # payload of one commit
@@ -42,14 +44,6 @@ _GROUP = struct.Struct("<4sIQII32s")
 _LENGTH = struct.Struct("<I")
 _HASH_BYTES = 32
 _NO_HASH = bytes(_HASH_BYTES)  # what the first segment continues
-
-
-class TapeDamaged(StoreError):
-    """Bytes that had been made durable are not what was written."""
-
-
-class TapeTooNew(StoreError):
-    """A segment was written by a later format."""
 
 
 class Record(NamedTuple):
@@ -248,7 +242,7 @@ def _read_header(data: bytes, number: int) -> bytes | None:
         return None
     _, version, _, _, previous = _SEGMENT.unpack_from(data)
     if version > FORMAT_VERSION:
-        raise TapeTooNew(
+        raise TapeUnknown(
             f"{_name(number)} has format {version}, this build reads up to {FORMAT_VERSION}: use a later one"
         )
     is_right = data[: _SEGMENT.size] == _header(number, previous) and (number > 1 or previous == _NO_HASH)

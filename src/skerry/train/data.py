@@ -19,6 +19,8 @@ from typing import NoReturn
 import numpy as np
 import xxhash
 
+from skerry.errors import DataError
+
 STDLIB = "stdlib"  # the corpus on every machine with Python: the source of its standard library
 TEXT_BYTES_MAX = 64 << 20
 CHUNK_BYTES = 8 << 10
@@ -28,10 +30,6 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # half of the standard library; much of it is data
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs, and targets one byte later: uint8 [batch, context] each
-
-
-class DataError(Exception):
-    """The corpus cannot be used; one line that names it and says what to do."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

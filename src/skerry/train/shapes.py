@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from skerry.config import ConfigError, Model
+from skerry.config import Model
+from skerry.errors import ConfigError
 
 BYTE_VALUES = 256  # the vocabulary: a token is a byte
 MLP_FACTOR = 4  # hidden width of the MLP over the model's width

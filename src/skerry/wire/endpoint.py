@@ -24,12 +24,13 @@ from queue import Full
 from typing import TypedDict
 
 from skerry.core.messages import Message
+from skerry.errors import ProtocolError, WireError, one_line
 from skerry.wire import frames
 from skerry.wire.connection import Connection, Meter, Outgoing, Role
-from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload, ProtocolError, one_line
+from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload
 from skerry.wire.loop import READ, WRITE, Loop
 from skerry.wire.peer import DRAIN_S, NEVER, Peer
-from skerry.wire.transport import OTHER_SIDE_CLOSED, Inbox, Lost, Opened, Received, Sent, WireError, WireEvent
+from skerry.wire.transport import OTHER_SIDE_CLOSED, Inbox, Lost, Opened, Received, Sent, WireEvent
 
 HEARTBEAT_S = 1.0
 TIMEOUT_S = 10.0

@@ -31,6 +31,7 @@ import xxhash
 from msgspec import Struct
 
 from skerry.core.messages import Contribution, LearnerMessage, Lent, Message, Publication, SyncerMessage
+from skerry.errors import ProtocolError
 
 MAGIC = b"SKRY"
 FRAME_VERSION = 1
@@ -43,7 +44,6 @@ TRANSFERS_MAX = 64  # payloads in progress from one peer
 TRANSFER_BYTES_MAX = 4 << 30  # and their sum; one alone may be larger, for its length was found legal
 NONCE_BYTES = 32
 SESSION_BYTES = 16
-REASON_CHARS_MAX = 300
 
 HEADER = struct.Struct("<4sBBHIQ")
 CHECK = struct.Struct("<I")
@@ -67,13 +67,6 @@ CARRIES_PAYLOAD = (Contribution, Publication, Lent)  # always travel as BULK; th
 
 Payload = bytes | bytearray | memoryview
 PayloadLimit = Callable[[Message], int]  # the one legal payload length of a bulk message, or ProtocolError
-
-
-class ProtocolError(Exception):
-    """The other side broke the protocol; one line that says how."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(one_line(reason))
 
 
 # -------------------------------------------------------------------------------------------------- handshake
@@ -376,9 +369,3 @@ def _decode(decoder: Any, body: memoryview) -> Any:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"cannot decode a frame: {error}") from None
-
-
-def one_line(text: str) -> str:
-    """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:REASON_CHARS_MAX])
-    return text[:REASON_CHARS_MAX]

@@ -16,17 +16,8 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from skerry.wire.frames import (
-    NONCE_BYTES,
-    SESSION_BYTES,
-    Attach,
-    Attached,
-    Challenge,
-    FromLearner,
-    Proof,
-    ProtocolError,
-)
-from skerry.wire.transport import WireError
+from skerry.errors import ProtocolError, WireError
+from skerry.wire.frames import NONCE_BYTES, SESSION_BYTES, Attach, Attached, Challenge, FromLearner, Proof
 
 Who = Literal["proof", "attach", "syncer"]
 

@@ -21,25 +21,15 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from skerry.core.messages import PROTOCOL, Refused
+from skerry.errors import ProtocolError, WireError, one_line
 from skerry.wire import frames, handshake
 from skerry.wire.connection import Connection, Outgoing, why
 from skerry.wire.endpoint import Limits, TcpEndpoint
-from skerry.wire.frames import (
-    SESSION_BYTES,
-    Attach,
-    Attached,
-    Challenge,
-    Denied,
-    Handshake,
-    PayloadLimit,
-    Proof,
-    ProtocolError,
-    one_line,
-)
+from skerry.wire.frames import SESSION_BYTES, Attach, Attached, Challenge, Denied, Handshake, PayloadLimit, Proof
 from skerry.wire.handshake import Credentials
 from skerry.wire.loop import READ
 from skerry.wire.peer import DRAIN_S, NEVER, Peer
-from skerry.wire.transport import Inbox, Received, WireError
+from skerry.wire.transport import Inbox, Received
 
 STRANGERS_MAX = 64  # connections that are not authenticated
 ACCEPTS_PER_TURN = 16

@@ -21,24 +21,10 @@ from queue import Full, Queue
 from typing import Protocol
 
 from skerry.core.messages import Message
-from skerry.wire.frames import (
-    BULK_LINE,
-    CONTROL_LINE,
-    Delivery,
-    Dialect,
-    Parser,
-    Payload,
-    ProtocolError,
-    encode,
-    encode_bulk,
-    flat,
-)
+from skerry.errors import ProtocolError
+from skerry.wire.frames import BULK_LINE, CONTROL_LINE, Delivery, Dialect, Parser, Payload, encode, encode_bulk, flat
 
 OTHER_SIDE_CLOSED = "closed by the other side"
-
-
-class WireError(Exception):
-    """This side cannot do what was asked; one line that says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

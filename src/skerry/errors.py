@@ -1,0 +1,112 @@
+"""Every error that Skerry raises for somebody else to handle. Broken invariants are asserts, and crash;
+what is raised and caught inside one module stays there.
+
+*Local*: something on this machine is not as it must be (a configuration, a file, an address, a run directory).
+*Remote*: the process at the other end of a connection said or did something, or nothing at all.
+
+An error's text is one line for a person: the thing, the place and the next step. A command prints it and exits with
+code 2; a training loop may catch `skerry.SkerryError`, or `skerry.RemoteError` for what lies on the other side.
+"""
+
+from __future__ import annotations
+
+LINE_CHARS_MAX = 300  # of what a peer had a hand in
+
+
+class SkerryError(Exception):
+    """Anything Skerry refuses or cannot do; the text is one line."""
+
+
+class LocalError(SkerryError):
+    """Something here must be changed before it can work."""
+
+
+class RemoteError(SkerryError):
+    """The other side of a connection refused, misbehaved, or could not be reached."""
+
+
+# ---------------------------------------------------------------------------------------------- local
+
+
+class Refusal(LocalError):
+    """Bad input that only a command knows of."""
+
+
+class ConfigError(LocalError):
+    """A configuration nobody can run: it names the key, the value and what to do."""
+
+
+class ModelError(LocalError):
+    """A model, or a file of one, that nobody can start from."""
+
+
+class DataError(LocalError):
+    """Text that cannot be trained on."""
+
+
+class StoreError(LocalError):
+    """The run directory cannot be used, or could not be written."""
+
+
+class StoreInUse(StoreError):
+    """Another process writes in this directory."""
+
+
+class TapeDamaged(StoreError):
+    """Bytes that had been made durable are not what was written."""
+
+
+class TapeUnknown(StoreError):
+    """The tape was written by a version of Skerry whose format this one does not read."""
+
+
+class FileDamaged(StoreError):
+    """A file that a record names is missing, or is not what was put."""
+
+
+class ReplayError(LocalError):
+    """What was asked for cannot be had from this run."""
+
+
+class RunFailed(LocalError):
+    """A child process refused to run, or kept crashing: its own last line, and where its log is."""
+
+
+class WireError(LocalError):
+    """This side cannot listen, dial or prove itself as it was asked to."""
+
+
+class PlanError(LocalError):
+    """A fault plan that cannot be carried out."""
+
+
+class NetworkError(LocalError):
+    """The network that a measurement needs cannot be made on this machine."""
+
+
+class MeasurementError(LocalError):
+    """A tape that no twin can be fed from."""
+
+
+class StudyError(LocalError):
+    """A study of the laboratory, or a file of its results, that cannot be used."""
+
+
+# ---------------------------------------------------------------------------------------------- remote
+
+
+class ProtocolError(RemoteError):
+    """The other side broke the protocol; that peer is dropped, everything else goes on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
+
+
+class RefusedError(RemoteError):
+    """The syncer will not have this learner; the text is its own one line."""
+
+
+def one_line(text: str) -> str:
+    """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:LINE_CHARS_MAX])
+    return text[:LINE_CHARS_MAX]

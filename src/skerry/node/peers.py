@@ -1,0 +1,229 @@
+"""Between peers on a wire and the nodes: who a connection is, and what it may say.
+
+Identity comes from the connection: a peer is the learner and life it was welcomed as, and a message that says otherwise
+ends it. No socket, no clock and no thread here: the endpoint and the time are handed in, so the simulator's network
+goes through the same lines as the real one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+
+from skerry.algo.fragments import decode_layout, first_difference
+from skerry.core.events import Departed, Joined, Linked, PublicationSent, Reported, Unlinked
+from skerry.core.messages import (
+    FULL,
+    PROTOCOL,
+    Answer,
+    Ask,
+    Contribution,
+    Hello,
+    LearnerMessage,
+    Message,
+    Publication,
+    Refused,
+    Report,
+    SyncerMessage,
+    Welcome,
+)
+from skerry.errors import ProtocolError
+from skerry.node.learner import LearnerNode
+from skerry.node.syncer import SyncerNode
+from skerry.wire.transport import Endpoint, Lost, Opened, Received, Sent, WireEvent
+
+NAME = re.compile(r"[a-z0-9._-]{1,64}")
+
+log = logging.getLogger("skerry.syncer")
+
+
+class Learners:
+    """The syncer's side: peers in, learners out; it is the node's outbox."""
+
+    node: SyncerNode
+    endpoint: Endpoint
+
+    def __init__(self) -> None:
+        self.peers: dict[int, tuple[str, int]] = {}  # peer -> (learner, life)
+        self.links: dict[tuple[str, int], int] = {}  # (learner, life) -> peer
+        self.joining: dict[str, int] = {}  # learner -> peer that said hello and is not welcomed yet
+
+    # ------------------------------------------------------------------------------------------ wire -> node
+
+    def take(self, event: WireEvent, now: float) -> None:
+        match event:
+            case Opened():
+                log.info("connection from %s", event.address)
+            case Received():
+                try:
+                    self._received(event, now)
+                except ProtocolError as error:
+                    log.warning("dropped a peer: %s", error)
+                    self.endpoint.drop(event.peer, str(error))
+            case Sent():
+                if event.peer in self.peers and isinstance(event.tag, tuple):
+                    learner, life = self.peers[event.peer]
+                    self.node.handle(PublicationSent(learner, life, *event.tag), now)
+            case Lost():
+                self._lost(event, now)
+
+    def _received(self, event: Received, now: float) -> None:
+        message = event.message
+        if isinstance(message, Hello):
+            self._hello(event.peer, message, now)
+            return
+        if isinstance(message, Ask):
+            created = self.node.machine.state.created
+            self.endpoint.send(event.peer, Answer(created.run, created.config))
+            return
+        if event.peer not in self.peers:
+            raise ProtocolError(f"{type(message).__name__} before a hello")
+        if not isinstance(message, Report | Contribution):
+            raise ProtocolError(f"a learner does not send {type(message).__name__}")
+        if (message.learner, message.life) != self.peers[event.peer]:
+            raise ProtocolError(f"a message in the name of {message.learner!r} life {message.life}")
+        if isinstance(message, Report):
+            if len(message.positions) != len(self.node.fragments):
+                raise ProtocolError(f"a report on {len(message.positions)} fragments")
+            self.node.handle(Reported(message), now)
+        elif event.payload is not None:
+            self.node.contribution(message, event.payload, now, event.payload_s)
+
+    def _hello(self, peer: int, hello: Hello, now: float) -> None:
+        if peer in self.peers:
+            raise ProtocolError("a second hello")
+        reason = self._objection(hello)
+        if reason:
+            log.warning("refused a learner: %s", reason)
+            self.endpoint.send(peer, Refused(reason))
+            self.endpoint.drop(peer, reason)
+            return
+        self.joining[hello.learner] = peer
+        self.node.handle(Joined(hello.learner, hello.process, hello.life), now)
+        self.joining.pop(hello.learner, None)
+
+    def _objection(self, hello: Hello) -> str:
+        """Why this learner cannot take part, in one line; empty if it can."""
+        if hello.protocol != PROTOCOL:
+            return (
+                f"protocol {hello.protocol} of the learner is not protocol {PROTOCOL} of the syncer: upgrade the older"
+            )
+        if not NAME.fullmatch(hello.learner):
+            return f"learner name {hello.learner[:80]!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+        if hello.layout_digest == self.node.layout.digest:
+            return ""
+        try:
+            theirs = decode_layout(hello.layout)
+        except msgspec.DecodeError:
+            raise ProtocolError("a hello whose layout cannot be read") from None
+        difference = first_difference(theirs, self.node.layout) or "their order differs"
+        return f"the model differs from the run's: {difference} (here: the learner, there: the run)"
+
+    def _lost(self, event: Lost, now: float) -> None:
+        who = self.peers.pop(event.peer, None)
+        if who is None:
+            log.info("connection that is no learner's ended: %s", event.reason)
+        elif self.links.get(who) == event.peer:
+            log.info("%s: %s", who[0], event.reason)
+            del self.links[who]
+            self.node.handle(Departed(*who), now)
+
+    def payload_bytes(self, message: Message) -> int:
+        """The only legal payload length of a bulk message; called by the I/O thread before it allocates."""
+        if not isinstance(message, Contribution):
+            raise ProtocolError(f"{type(message).__name__} carries no payload")
+        if not 0 <= message.fragment < len(self.node.fragments):
+            raise ProtocolError(f"fragment {message.fragment} of {len(self.node.fragments)}")
+        if message.codec not in (self.node.config.wire.codec_up, "fp32"):
+            raise ProtocolError(f"codec {message.codec[:16]!r} is not the run's {self.node.config.wire.codec_up}")
+        return self.node.algebra.payload_bytes(message.codec, self.node.fragments[message.fragment])
+
+    # ------------------------------------------------------------------------------------------ node -> wire
+
+    def send(
+        self, learner: str, life: int, message: SyncerMessage, payload: memoryview | bytes | None, tag: object
+    ) -> None:
+        if isinstance(message, Welcome):
+            self._bind(learner, life)
+        peer = self.links.get((learner, life))
+        if peer is not None:
+            self.endpoint.send(peer, message, payload, tag)
+
+    def _bind(self, learner: str, life: int) -> None:
+        """From here on this peer is that life; an older connection of the same life is over."""
+        peer = self.joining.pop(learner)
+        before = self.links.get((learner, life))
+        if before is not None:
+            self.peers.pop(before, None)
+            self.endpoint.drop(before, "the same learner connected again")
+        self.links[learner, life] = peer
+        self.peers[peer] = (learner, life)
+        log.info("%s joined (life %d)", learner, life)
+
+    def dismiss(self, learner: str, life: int, reason: str) -> None:
+        peer = self.links.pop((learner, life), None) if life else self.joining.pop(learner, None)
+        if peer is not None:
+            self.peers.pop(peer, None)
+            self.endpoint.send(peer, Refused(reason))
+            self.endpoint.drop(peer, reason)
+
+
+class Uplink:
+    """The learner's side: one peer at a time, the syncer; it is the node's link."""
+
+    node: LearnerNode
+    endpoint: Endpoint
+
+    def __init__(self) -> None:
+        self.peer: int | None = None
+
+    def take(self, event: WireEvent) -> None:
+        self.node.drain_boundaries()  # what the training thread did comes before what came after it
+        match event:
+            case Opened():
+                self.peer = event.peer
+                self.node.relinked()
+                if self.node.machine is None:
+                    self.send(self.node.hello(0))
+                else:
+                    self.node.handle(Linked())
+            case Received():
+                if isinstance(event.message, Refused):
+                    self.node.ended, self.node.refused = True, event.message.reason
+                else:
+                    self.node.told(event.message, event.payload, event.payload_s)
+            case Sent():
+                if isinstance(event.tag, tuple):
+                    self.node.sent(*event.tag)
+            case Lost():
+                if event.peer == self.peer:
+                    self.peer = None
+                    logging.getLogger("skerry.learner").info("syncer lost: %s", event.reason)
+                    if self.node.machine is not None:
+                        self.node.handle(Unlinked())
+
+    def payload_bytes(self, message: Message) -> int:
+        """The only legal payload length of a publication; called by the I/O thread before it allocates."""
+        fragments, config = self.node.fragments, self.node.config
+        if not isinstance(message, Publication) or not 0 <= message.fragment < len(fragments):
+            raise ProtocolError(f"{type(message).__name__} with a payload")
+        if config is None or message.codec not in (config.wire.codec_down, "fp32"):
+            raise ProtocolError(f"codec {message.codec[:16]!r} is not the run's")
+        codec = "fp32" if message.base_version == FULL else message.codec
+        return self.node.algebra.payload_bytes(codec, fragments[message.fragment])
+
+    # the node's link
+
+    def send(self, message: LearnerMessage, payload: memoryview | None = None, tag: object = None) -> None:
+        if self.peer is not None:
+            self.endpoint.send(self.peer, message, payload, tag)
+
+    @property
+    def bytes_up(self) -> int:
+        return self.endpoint.bytes_out
+
+    @property
+    def bytes_down(self) -> int:
+        return self.endpoint.bytes_in

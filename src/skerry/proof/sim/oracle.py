@@ -1,0 +1,219 @@
+"""What is true in a simulated world, kept apart from everything the product believes, and held against it all the time.
+
+The oracle learns from two sources only: what learners really did, step by step, and what the disk has acknowledged. The
+product's own books are the thing under test. A `Violation` names the invariant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from skerry.core.audit import Audit
+from skerry.core.facts import Committed, Discarded, Fact, LifeStarted, Row
+from skerry.core.ledger import MERGED
+from skerry.core.messages import FULL, Publication
+from skerry.core.state import RunState, decode_fact
+from skerry.node.learner import Outstanding
+from skerry.proof.sim.algebra import SPOILED, unpack
+from skerry.store.store import Store
+
+if TYPE_CHECKING:
+    from skerry.proof.sim.learner import LearnerProcess
+    from skerry.proof.sim.syncer import SyncerProcess
+    from skerry.proof.sim.world import World
+
+CALM_S = 70.0  # no fault for longer than closing takes: whatever goes wrong now is not the weather's doing
+
+
+class Violation(AssertionError):
+    """An invariant is broken."""
+
+
+def need(holds: bool, invariant: str, what: object) -> None:
+    if not holds:
+        raise Violation(f"{invariant}: {what}")
+
+
+class Oracle:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.audit = Audit()
+        self.tape: list[bytes] = []  # every record that is durable, folds left out
+        self.trying: list[bytes] = []  # handed to the disk, fate unknown
+        self.versions: list[int] = []  # newest durable version by fragment
+        self.published: dict[tuple[int, int], bytes] = {}  # (fragment, version) -> digest
+        self.masters: list[int] = []
+        self.seen: list[int] = []  # newest version any learner ever saw, by fragment
+        self.lives: dict[tuple[str, int], LearnerProcess] = {}
+        self.newest: dict[str, int] = {}  # life on the tape
+        self.said: dict[tuple[str, int, int, int], int] = {}  # (learner, life, fragment, seq) -> what it contributed
+        self.booked: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.merged_to: dict[tuple[str, int, int], int] = {}
+        self.saw: Counter[str] = world.saw
+
+    # ------------------------------------------------------------------------------------------ the disk
+
+    def recovered(self, store: Store) -> None:
+        """A syncer opened the directory: all that was acknowledged is there, and of the last try all or nothing."""
+        found = [record.body for record in store.history() if not record.is_fold]
+        whole = self.tape + self.trying
+        need(found in (self.tape, whole), "I4 acked is durable", f"{len(self.tape)} records acked, {len(found)} found")
+        if self.trying and found == whole:
+            self.saw["unacknowledged commit survived a crash"] += 1
+            self.acked(store, self.trying)
+        self.trying = []
+
+    def acked(self, store: Store, records: list[bytes]) -> None:
+        self.tape += records
+        self.trying = []
+        for record in records:
+            fact = decode_fact(record)
+            assert not isinstance(fact, RunState)
+            self._take(store, fact)
+
+    def _take(self, store: Store, fact: Fact) -> None:
+        self.audit.take(fact)
+        need(not self.audit.violations, "audit", self.audit.violations)
+        match fact:
+            case Committed():
+                self._commit(store, fact)
+                self._book(fact.rows)
+            case Discarded():
+                self._book(fact.rows)
+                self.saw.update({f"discarded: {row.fate}": 1 for row in fact.rows})
+            case LifeStarted():
+                self.newest[fact.learner] = fact.life
+                self.saw["rejoined in a new life"] += fact.life > 1
+                self.saw["rejoined in mid-round"] += fact.life > 1 and self.world.has_open_round
+
+    def _commit(self, store: Store, fact: Committed) -> None:
+        p = fact.fragment
+        need(fact.version == self.versions[p] + 1, "I3 one line of versions", (fact.version, self.versions[p]))
+        merged = [row for row in fact.rows if row.fate == MERGED]
+        values = self.world.algebra.load(store.get(fact.file), self.world.fragments[p])
+        digest = self.world.algebra.digest(values.theta)
+        need(digest == fact.digest, "I5 atomic", f"the file of {p}.{fact.version} holds other values")
+        if self.world.is_exact:
+            need(values.velocity == fact.version, "I5 atomic", f"velocity of another version: {values}")
+            self.masters[p] += sum(self.said[row.learner, row.life, p, row.seq] for row in merged)
+            need(values.theta + values.error == self.masters[p], "I1 exactly once", f"{p}.{fact.version} {merged}")
+        self.versions[p] = fact.version
+        self.published[p, fact.version] = fact.digest
+        is_round = fact.phase != "closing" and "leaving" not in fact.reason
+        self.saw["merge at bare quorum"] += is_round and len(merged) == fact.quorum < fact.ready
+        self.saw["merge of all"] += len(merged) == fact.ready
+        self.saw["an old life's contribution merged"] += any(row.life < self.newest[row.learner] for row in merged)
+        self.saw["merge over a restart"] += any(b < fact.version - 1 for b in fact.bases) and fact.epoch > 1
+
+    def _book(self, rows: tuple[Row, ...]) -> None:
+        for row in rows:
+            key = (row.learner, row.life, row.fragment)
+            process = self.lives.get(key[:2])
+            assert process is not None, f"a row of a life nobody lived: {row}"
+            start = self.booked.get(key, (0, 0))
+            need((row.from_step, row.from_tokens) == start, "I2 conservation", f"rows do not tile: {start} {row}")
+            need(row.from_step <= row.to_step <= process.step_count, "I2 conservation", f"never produced: {row}")
+            need(row.to_tokens == process.tokens[row.to_step], "I2 conservation", f"tokens of another step: {row}")
+            if row.fate == "absent at close" and self.world.calm_s > CALM_S:
+                need(process.is_dead, "L1", f"a learner that was there all the time was not waited for: {row}")
+            self.booked[key] = (row.to_step, row.to_tokens)
+            if row.fate == MERGED:
+                self.merged_to[key] = row.to_step
+
+    # ------------------------------------------------------------------------------------------ the wire
+
+    def check_leaving(self, message: Publication) -> None:
+        p, version = message.fragment, message.version
+        need(version <= self.versions[p], "I4 acked is durable", f"{p}.{version} leaves before it is on the disk")
+        need(self.published[p, version] == message.digest, "I3 one line of versions", f"{p}.{version} has two digests")
+
+    # ------------------------------------------------------------------------------------------ the syncer
+
+    def check_syncer(self, syncer: SyncerProcess) -> None:
+        machine = syncer.node.machine
+        machine.state.ledger.check()
+        for p, fragment in enumerate(machine.state.fragments):
+            need(fragment.version <= self.versions[p], "I4 acked is durable", fragment)
+            for learner, c in machine.held[p].items():
+                settled = machine.state.ledger.settled(learner, c.life, p)
+                is_new = c.from_step >= settled.step and c.seq > settled.seq
+                need(is_new, "I1 exactly once", ("held and settled", c, settled))
+        held = {(learner, p, c.seq) for p, held in enumerate(machine.held) for learner, c in held.items()}
+        payloads = {(learner, p, seq) for (learner, p), (seq, _) in syncer.node.payloads.items()}
+        need(held == payloads, "I16 rejected input changes nothing", ("held, and its bytes", held, payloads))
+
+    def began(self, syncer: SyncerProcess) -> None:
+        """A new syncer process serves the run: it knows all that was promised, and nothing else."""
+        state, told = syncer.node.machine.state, self.audit.state
+        assert told is not None
+        for name in ("fragments", "lives", "epoch", "phase", "merges"):
+            need(getattr(state, name) == getattr(told, name), "I5 atomic", f"{name} after a restart: {state}")
+        need(state.ledger.merged == told.ledger.merged, "I5 atomic", f"{state.ledger.totals()}")
+        for p, fragment in enumerate(syncer.node.machine.state.fragments):
+            need(fragment.version >= self.seen[p], "I4 acked is durable", f"{p}.{fragment.version} < {self.seen[p]}")
+
+    # ------------------------------------------------------------------------------------------ learners
+
+    def born(self, process: LearnerProcess, life: int) -> None:
+        need((process.name, life) not in self.lives, "I13 fencing", f"life {life} of {process.name} was given twice")
+        need(self.newest.get(process.name, 0) >= life, "I13 fencing", f"life {life} leaves before it is on the disk")
+        self.lives[process.name, life] = process
+
+    def check_learner(self, process: LearnerProcess) -> None:
+        """Whatever is prepared or queued: nothing goes back, and every unit of its work is somewhere."""
+        node, machine = process.node, process.node.machine
+        if machine is None:
+            return
+        for p, position in enumerate(machine.positions):
+            version, mark = process.low[p]
+            goes_on = position.base_version >= version and position.mark_step >= mark
+            need(goes_on, "I14 no going back", (p, version, mark, position))
+            process.low[p] = (position.base_version, position.mark_step)
+            if position.base_version > FULL:
+                base = node.bases[p]
+                right = self.published.get((p, position.base_version)) == self.world.algebra.digest(base)
+                need(right, "I3 one line of versions", (process.name, "holds other values", p, position))
+                self.seen[p] = max(self.seen[p], position.base_version)
+        if self.world.is_exact and not process.is_dropping:
+            for p in range(len(machine.positions)):
+                self._weigh(process, p)
+
+    def said_by(self, process: LearnerProcess, out: Outstanding) -> None:
+        """A new contribution: remember what it says; the one before it has its fate."""
+        c, p = out.contribution, out.contribution.fragment
+        need(c.base_version > FULL, "I15 no fresh start wins", c)
+        is_alone = process.last_seq[p] == process.settled_seq[p]
+        need(is_alone, "I1 exactly once", f"the fate of {process.last_seq[p]} is unknown: {c}")
+        process.last_seq[p] = c.seq
+        said = self.said[c.learner, c.life, p, c.seq] = unpack(out.payload) if self.world.is_exact else 0
+        settings = self.world.scenario.config.learner
+        process.kept[p] = said if settings.residual == "theta" else process.taken[p]
+        need(process.is_taken_whole[p], "no work lost or doubled", f"a blend scaled what was on its way: {c}")
+        if self.world.is_exact and settings.adopt == "overwrite":
+            done = process.done[p]
+            work = (done[c.to_step] - done[c.from_step]) % SPOILED  # a NaN may have come after the snapshot
+            need(said == self.world.algebra.encode(c.codec, work)[1], "no work lost or doubled", f"of other steps: {c}")
+
+    def fast_forwarded(self, reason: str) -> None:
+        self.saw["fast-forward: stale"] += "behind" in reason
+        need("not at hand" not in reason, "no work lost or doubled", "settled, and its learner cannot take it out")
+
+    def _weigh(self, process: LearnerProcess, p: int) -> None:
+        """θ − Θ_b, residual and what was taken out add up to all it ever did, less what it gave up."""
+        node = process.node
+        base = node.bases[p]
+        if base is None or p not in process.values:
+            return
+        held: int = process.values[p] - base  # type: ignore[operator]
+        waiting = node._work.adoptions.get(p)
+        if waiting is not None:
+            if waiting.increment is None:
+                return
+            held += waiting.increment  # type: ignore[assignment]
+            if waiting.towards is not None:
+                is_whole = waiting.towards - waiting.base == process.kept[p]
+                need(bool(is_whole), "no work lost or doubled", (process.name, p, "a blend scales what is outstanding"))
+        residual: int = node.residuals[p] or 0  # type: ignore[assignment]
+        done = process.done[p][-1] - process.given_up[p]
+        need(held + residual + process.taken_out[p] == done, "no work lost or doubled", (process.name, p))

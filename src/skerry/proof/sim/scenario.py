@@ -1,0 +1,141 @@
+"""What a seed draws: the run's configuration, who takes part, the weather, and which faults strike.
+
+Each seed takes its own subset of fault kinds (swarm testing): what hides when everything happens at once shows when
+only two things do.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from skerry import config as configs
+from skerry.proof.chaos.plan import Fault, FaultPlan, schedule
+from skerry.proof.sim.algebra import BYTES
+
+KINDS = (
+    "kill",  # a learner's process dies and comes back as a new life
+    "crash",  # the syncer's process dies
+    "power",  # ... and with it what the disk had not made durable
+    "crash at write",  # it dies at one of its next file operations
+    "disk",  # EIO or ENOSPC at one of its next file operations
+    "cut",  # a connection breaks
+    "partition",  # nothing passes between one learner and the syncer
+    "half-open",  # one direction only
+    "swizzle",  # links are blocked one by one and freed in another order
+    "corrupt",  # a bit of a frame is flipped
+    "truncate",  # a frame breaks off
+    "pause",  # a learner stands still
+    "freeze",  # the syncer does
+    "jump",  # somebody's clocks jump
+    "take over",  # a second process under the same name
+    "second syncer",  # on the same directory
+    "spoil",  # a learner's parameters become NaN
+    "leave",  # a learner goes, with a word
+)
+CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
+ADOPT = ("rebase", "rebase", "overwrite", "blend")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    config: configs.Config
+    step_s: dict[str, float]  # by learner
+    delay_s: float
+    bulk_s: float
+    loss: float
+    duplicates: float
+    kinds: tuple[str, ...]
+    fault_every_s: float
+    fault_s: float
+    gone: str = ""  # a learner that does not come back when everything else does
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        return tuple(self.step_s)
+
+
+def draw(seed: int) -> Scenario:
+    r = random.Random(f"scenario {seed}")
+    names = ["a", "b", "c", "d", "e"][: r.choice([1, 2, 3, 3, 4, 5])]
+    base_step_s = r.choice([0.3, 0.6, 0.6])
+    step_s = {name: base_step_s * r.choice([1.0, 1.0, 1.1, 1.5, 3.0]) for name in names}
+    fault_s = r.choice([0.0, 4.0, 6.0, 8.0])
+    kinds = tuple(kind for kind in KINDS if r.random() < r.choice([0.2, 0.5]))
+    config = _config(r, step_s, fault_s + r.choice([2.0, 4.0, 6.0]))
+    adopt = random.Random(f"adopt {seed}").choice(ADOPT)  # apart, so that seeds known from before draw the same else
+    config = replace(config, learner=replace(config.learner, adopt=adopt))
+    may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
+    return Scenario(
+        config,
+        step_s,
+        delay_s=r.choice([0.005, 0.05, 0.3]),
+        bulk_s=r.choice([0.02, 0.2, 1.0]),
+        loss=r.choice([0.0, 0.0, 0.05, 0.3]),
+        duplicates=r.choice([0.0, 0.2]),
+        kinds=kinds,
+        fault_every_s=r.choice([0.5, 1.0, 2.0]),
+        fault_s=fault_s if kinds else 0.0,
+        gone=r.choice(names) if may_go and r.random() < 0.1 else "",
+    )
+
+
+def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs.Config:
+    count = len(step_s)
+    steps = max(4, round(run_s * sum(1 / s for s in step_s.values()) / count))
+    budget = r.choice(["steps", "tokens", "minutes"])
+    every = r.choice([1, 2, 4, 8])
+    return configs.Config(
+        run=configs.Run(
+            learners=count,
+            steps=steps if budget == "steps" else 0,
+            tokens=steps * count * 5 if budget == "tokens" else 0,
+            minutes=run_s / 60 if budget == "minutes" else 0.0,
+        ),
+        sync=configs.Sync(
+            num_fragments=r.choice([1, 2, 2, 3]),
+            sync_every=every,
+            fragment_sync_delay=r.choice([1, min(2, every)]),
+            quorum=r.choice([1, 0.5, 0.5, 0.99, min(2, count), count]),
+            grace=r.choice([0.0, 0.8]),
+            policy=r.choice(["auto", "fixed"]),
+            warm_steps=r.choice([2, 10, 500]),
+            warm_every=r.choice([1, 4]),
+            cool_share=r.choice([0.0, 0.1, 0.5]),
+            stale_versions_max=r.choice([2, 16, 16]),
+            stall_s=r.choice([2.0, 5.0]),
+            close_timeout_s=60.0,
+        ),
+        wire=configs.Wire(
+            codec_up=r.choice(CODECS),
+            codec_down=r.choice(CODECS),
+            timeout_s=r.choice([1.0, 4.0]),
+            held_bytes_max=r.choice([2, 50, 50, 50]) * BYTES["fp32"],
+        ),
+        store=configs.Store(
+            deltas_kept=r.choice([0, 1, 4]),
+            segment_bytes=r.choice([2_000, 1 << 20]),
+            record=r.choice(["decisions", "decisions", "full"]),
+        ),
+        learner=configs.Learner(residual=r.choice(["theta", "buffer"]), leave_timeout_s=5.0),
+    )
+
+
+def under(plan: FaultPlan, seed: int) -> tuple[Scenario, list[Fault]]:
+    """The run of a fault plan, as `skerry chaos` would run it on this seed, but in virtual time and small."""
+    r = random.Random(f"plan {seed}")
+    speeds = plan.speeds or (1.0,) * plan.learners
+    step_s = {f"learner-{n}": 0.3 / speed for n, speed in enumerate(speeds)}
+    config = configs.Config(
+        run=configs.Run(learners=plan.learners, minutes=plan.minutes),
+        sync=configs.Sync(num_fragments=4, sync_every=16),
+        wire=configs.Wire(codec_up=r.choice(CODECS), codec_down=r.choice(CODECS)),
+        store=configs.Store(segment_bytes=20_000),
+    )
+    scenario = Scenario(
+        config, step_s, delay_s=0.005, bulk_s=0.02, loss=0.0, duplicates=0.0, kinds=(), fault_every_s=1.0,
+        fault_s=60 * plan.minutes,
+    )  # fmt: skip
+    return scenario, schedule(plan, plan.minutes, plan.learners, seed)

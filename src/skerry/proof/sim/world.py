@@ -1,0 +1,241 @@
+"""One simulated run: virtual time, the processes, the faults, and what is demanded of it.
+
+    World(seed).run()
+
+First faults and safety: every invariant is checked after every event. Then everything is healed and liveness is
+demanded within its bound: everyone takes part again, the run closes, nothing is pending. A broken invariant is a
+`Violation`; the seed alone replays it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+
+from skerry.algo.fragments import Fragment, Layout, Tensor, gather, layout_of, split
+from skerry.node.algebra import FLOAT32, Algebra
+from skerry.proof.chaos.plan import Fault
+from skerry.proof.sim.algebra import Integers
+from skerry.proof.sim.faults import Faults
+from skerry.proof.sim.files import CrashFiles, Session
+from skerry.proof.sim.learner import LearnerProcess
+from skerry.proof.sim.network import SimLink
+from skerry.proof.sim.oracle import Oracle, need
+from skerry.proof.sim.scenario import Scenario, draw
+from skerry.proof.sim.syncer import ROOT, SyncerProcess, WatchedStore
+from skerry.proof.sim.timeline import Timeline
+from skerry.run.genesis import begin
+from skerry.store.files import FileSystem
+
+LIVE_S_MAX = 45.0  # after healing, everyone has taken part again within this
+CLOSE_S_MAX = 600.0  # and the run has closed within this
+INTEGERS = Integers()
+
+
+@cache
+def layout_for(fragments: int) -> tuple[Layout, tuple[Fragment, ...]]:
+    layout = layout_of([Tensor(f"w{p}", (3,)) for p in range(fragments)])
+    return layout, split(layout, fragments)
+
+
+class World(Timeline):
+    """Virtual time and everything that happens in it."""
+
+    def __init__(
+        self, seed: int, *, tensors: bool = False, scenario: Scenario | None = None, plan: Sequence[Fault] = ()
+    ) -> None:
+        super().__init__()
+        self.seed = seed
+        self.scenario = scenario or draw(seed)
+        self.random = random.Random(f"world {seed}")
+        self.is_exact = not tensors
+        self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
+        self.layout, self.fragments = layout_for(self.scenario.config.sync.num_fragments)
+        self.events = 0
+        self.saw: Counter[str] = Counter()
+        self.trace: Callable[[str], None] | None = None  # where every event is told, if anywhere
+        self.healed_at = 0.0
+        self.wall_ahead_s = 0.0
+        self.disk = CrashFiles(seed)
+        self.cuts_power = False  # whenever the syncer dies
+        self.oracle = Oracle(self)
+        self.syncer: SyncerProcess | None = None
+        self.processes: dict[str, LearnerProcess] = {}  # the newest by name
+        self._older: list[LearnerProcess] = []  # that may not know yet
+        self.links: list[SimLink] = []
+        self.faults = Faults(self, plan)
+        self._numbers = 0
+        self._create()
+
+    def __repr__(self) -> str:
+        syncer = self.syncer.node.machine if self.syncer and self.syncer.is_serving else "no syncer"
+        return f"<world {self.seed} at {self.now:.1f}: {syncer} {[p.node.machine for p in self.processes.values()]}>"
+
+    def _create(self) -> None:
+        with WatchedStore.open(ROOT, files=cast(FileSystem, Session(self.disk))) as store:
+            store.world = self
+            count = len(self.fragments)
+            self.oracle.versions, self.oracle.seen, self.oracle.masters = [0] * count, [0] * count, [0] * count
+            genesis = [self._values(0)] * count
+            self.oracle.published = {(p, 0): self.algebra.digest(first) for p, first in enumerate(genesis)}
+            begin(store, self.scenario.config, self.layout, genesis, 0.0, self.algebra)
+        self._start_syncer()
+        for name in self.scenario.learners:
+            self.at(self.random.uniform(0, 1), lambda name=name: self.boot(name))  # type: ignore[misc]
+
+    def tell(self, *words: object) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.now:9.3f}  {' '.join(map(str, words))}")
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def wall_clock(self) -> float:
+        return self.now + self.wall_ahead_s
+
+    @property
+    def calm_s(self) -> float:
+        return 0.0 if self.faults.is_on else self.now - self.healed_at
+
+    def run(self) -> Counter[str]:
+        """Faults and safety; healing and liveness; the end. What happened, counted."""
+        if self.faults.is_on:
+            self.faults.begin()
+            self.run_until(self.scenario.fault_s)
+            self._heal()
+        self._demand_participation()
+        self._demand_end()
+        return self.saw
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def _values(self, number: int) -> Any:
+        return number if self.is_exact else gather(self.fragments[0], {"w0": np.full(3, number, np.float32)})
+
+    def gain(self) -> Any:
+        """What one step adds to a fragment."""
+        if self.is_exact:
+            return self.random.getrandbits(40)
+        drawn = np.array([self.random.gauss(0, 0.01) for _ in range(3)], np.float32)
+        return gather(self.fragments[0], {"w0": drawn})
+
+    def copy(self, values: Any) -> Any:
+        return values if self.is_exact else values.copy()
+
+    # ------------------------------------------------------------------------------------------ links
+
+    def connect(self, process: LearnerProcess) -> SimLink | None:
+        syncer = self.syncer
+        if syncer is None or not syncer.is_serving or self.faults.is_blocked(process.name):
+            return None
+        link = SimLink(self, process.name, process.uplink.endpoint, syncer.learners.endpoint)  # type: ignore[arg-type]
+        self.links = [*(each for each in self.links if each.is_up), link]
+        return link
+
+    # ------------------------------------------------------------------------------------------ life and death
+
+    def boot(self, name: str) -> None:
+        self._numbers += 1
+        if name in self.processes:
+            self._older.append(self.processes[name])
+        self.processes[name] = LearnerProcess(self, name, self._numbers)
+
+    def _start_syncer(self) -> None:
+        if self.syncer is None:
+            self.syncer = SyncerProcess(self)
+            self.syncer.start()
+
+    def syncer_died(self, syncer: SyncerProcess, away_s: float | None = None) -> None:
+        """Its process is gone; what it had not synced is in the page cache, unless the power went too."""
+        syncer.is_dead, syncer.is_serving = True, False
+        syncer.session.close()
+        self.saw["syncer crash"] += 1
+        if self.cuts_power or ("crash at write" in self.scenario.kinds and self.random.random() < 0.5):
+            self.cut_power()
+        for link in self.links:
+            link.cut()
+        if self.syncer is syncer:
+            self.syncer = None
+        self.at(self.random.uniform(0.1, 2) if away_s is None else away_s, self._start_syncer)
+
+    def cut_power(self) -> None:
+        self.disk.power_cut()
+        self.saw["power cut"] += 1
+
+    def kill(self, process: LearnerProcess, away_s: float) -> None:
+        process.is_dead = True
+        if process.link is not None:
+            process.link.cut()
+
+        def boot() -> None:
+            if self.processes[process.name].is_dead:
+                self.boot(process.name)
+
+        self.at(away_s, boot)
+
+    def _heal(self) -> None:
+        """No more faults: everything that is down comes up again, also who had left."""
+        self.faults.heal()
+        self.healed_at = self.now
+        if self.syncer is not None:
+            self.syncer.paused_until = 0.0
+        for process in [*self.processes.values(), *self._older]:
+            process.paused_until, process.wants_to_leave = 0.0, False
+            if process.name == self.scenario.gone:
+                process.end()
+        self.at(4.0, self._supervise)
+
+    def _supervise(self) -> None:
+        """Somebody lives under every name: an older process that took it back, or a new one."""
+        for name, process in list(self.processes.items()):
+            if name == self.scenario.gone:
+                continue
+            alive = [older for older in self._older if older.name == name and not older.is_dead]
+            if process.is_dead and alive:
+                self.processes[name] = alive[-1]
+                self._older.remove(alive[-1])
+            elif process.is_dead and self._phase() != "closed":
+                self.boot(name)
+        self.at(4.0, self._supervise)
+
+    # ------------------------------------------------------------------------------------------ what is demanded
+
+    @property
+    def has_open_round(self) -> bool:
+        return self.syncer is not None and self.syncer.is_serving and bool(self.syncer.node.machine.rounds)
+
+    def _phase(self) -> str:
+        return self.syncer.node.machine.state.phase if self.syncer is not None else ""
+
+    def _demand_participation(self) -> None:
+        """Everyone's work that is done from here on merges on every fragment before long."""
+        if self.run_until(self.now + 6.0, lambda: self._phase() in ("closing", "closed")):
+            return
+        reach = {name: p.step_count for name, p in self.processes.items() if not p.is_closing}
+
+        def all_took_part() -> bool:
+            return self._phase() in ("closing", "closed") or all(
+                self.oracle.merged_to.get((name, p.node.machine.life, fragment), 0) > reach[name]
+                for name, p in self.processes.items()
+                if name in reach and p.node.machine is not None and not p.is_dead
+                for fragment in range(len(self.fragments))
+            )
+
+        need(self.run_until(self.now + LIVE_S_MAX, all_took_part), "L1 L5", f"someone takes no part: {self}")
+
+    def _demand_end(self) -> None:
+        """The budget is used up, everything settles, everyone goes home."""
+        is_closed = self.run_until(self.now + CLOSE_S_MAX, lambda: self._phase() == "closed")
+        need(is_closed, "L7", f"the run does not close: {self}")
+        self.run_until(self.now + 8.0)
+        assert self.syncer is not None
+        totals = self.syncer.node.machine.state.ledger.totals()
+        need(totals.pending == 0 and totals.balance == 0, "I2 conservation", totals)
+        for process in self.processes.values():
+            machine = process.node.machine
+            is_told = process.is_dead or machine is None or not machine.linked
+            need(is_told, "L7", f"{process.node.machine} was not told of the end")

@@ -1,0 +1,52 @@
+"""A run's model out of its directory: named, hashed, and loadable without Skerry.
+
+A fragment's file holds, as little-endian float32, its published values, the outer velocity and the downstream residual
+of one version: they are written and read together, so that after a crash all three are of the same commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from skerry.algo.fragments import F32, decode_layout, scatter, split
+from skerry.core.state import RunState
+from skerry.node.algebra import FLOAT32
+from skerry.run.genesis import METADATA
+from skerry.store.store import Store
+
+
+def read_model(store: Store, state: RunState, before_close: bool = False) -> dict[str, F32]:
+    """The master values by parameter name; `before_close` gives those before the run's last merge."""
+    files = [fragment.file for fragment in state.fragments]
+    if before_close and state.before_close:
+        files = list(state.before_close)
+    arrays: dict[str, F32] = {}
+    for fragment, file in zip(split(decode_layout(state.created.layout), len(files)), files, strict=True):
+        values = FLOAT32.load(store.get(file), fragment)
+        arrays |= scatter(fragment, values.theta + values.error)
+    return arrays
+
+
+def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] | None = None) -> bytes:
+    """The model as a safetensors file, loadable without Skerry."""
+    tensors = {name: np.asarray(array, order="C") for name, array in sorted(arrays.items())}
+    embeddings = [t.name for t in decode_layout(state.created.layout).tensors if t.kind == "embedding"]
+    versions = [f.version for f in state.fragments]
+    about = {"run": state.created.run, "versions": versions, "embeddings": embeddings} | dict(more or {})
+    return save(tensors, {METADATA: json.dumps(about | {"config": json.loads(state.created.config)})})
+
+
+def write_model(store: Store, state: RunState, path: Path) -> str:
+    """Write the master as one file, whole or not at all; its sha256 in hex."""
+    data = packed(read_model(store, state), state)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+    return hashlib.sha256(data).hexdigest()

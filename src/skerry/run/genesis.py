@@ -1,0 +1,91 @@
+"""Genesis: the first values of a run, from a safetensors file, and the record that begins a tape.
+
+The values never come from whoever happens to be alive.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from skerry import config as configs
+from skerry.algo.fragments import Layout, Tensor, encode_layout, gather, layout_of, split
+from skerry.core.facts import RunCreated
+from skerry.errors import ModelError
+from skerry.node.algebra import FLOAT32, Algebra, Array, Values
+from skerry.store.store import Store
+
+METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
+
+
+def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
+    """A safetensors file as layout and values."""
+    with _opened(path) as file:
+        # order="C", not ascontiguousarray, which makes a scalar a vector of one
+        arrays = {name: np.asarray(file.get_tensor(name), order="C") for name in file.keys()}  # noqa: SIM118
+        layout = _layout(path, file, {name: array.shape for name, array in arrays.items()})
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise ModelError(f"{path}: parameter {name} is {array.dtype}; a genesis holds float32")
+        if not np.isfinite(array).all():
+            raise ModelError(f"{path}: parameter {name} holds values that are not finite")
+    return layout, arrays
+
+
+def read_layout(path: Path) -> Layout:
+    """The layout of a genesis file alone, from its header."""
+    with _opened(path) as file:
+        return _layout(path, file, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory; name the safetensors file in it")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; write one with skerry.save_genesis(model, path)") from None
+    except (OSError, SafetensorError, TypeError) as error:
+        raise ModelError(f"{path}: is not a readable safetensors file ({error})") from None
+
+
+def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Embeddings by the file's metadata, else by 'emb' in the name."""
+    said = (file.metadata() or {}).get(METADATA)
+    embeddings = set(json.loads(said)["embeddings"]) if said else {name for name in shapes if "emb" in name.lower()}
+    try:
+        return layout_of(Tensor(n, dims, "embedding" if n in embeddings else "other") for n, dims in shapes.items())
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def create_run(
+    store: Store, config: configs.Config, layout: Layout, arrays: Mapping[str, npt.NDArray[Any]], at: float
+) -> RunCreated:
+    """Begin a run with these values."""
+    first = [gather(fragment, arrays) for fragment in split(layout, config.sync.num_fragments)]
+    return begin(store, config, layout, first, at)
+
+
+def begin(
+    store: Store, config: configs.Config, layout: Layout, first: Iterable[Array], at: float, algebra: Algebra = FLOAT32
+) -> RunCreated:
+    """Write version 0 of every fragment, `first` being their values, and the record that begins a tape."""
+    files, digests = [], []
+    for theta in first:
+        zero = theta - theta
+        files.append(store.put(algebra.parts(Values(theta, zero, zero))))
+        digests.append(algebra.digest(theta))
+    fact = RunCreated(config.run.name, configs.encode(config), encode_layout(layout), tuple(files), tuple(digests), at)
+    store.commit([msgspec.msgpack.encode(fact)])
+    return fact

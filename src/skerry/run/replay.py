@@ -1,0 +1,345 @@
+"""Replay: a run's tape read again from its first record, its facts audited, its merges recomputed bit for bit.
+
+The chain of hashes says that the tape is what was written, the audit that what was written may be, the recomputation
+that the values are what it says: published values by their digest, momentum and residual with them by the digest of
+the version's file. Merges can be recomputed where the run kept the contributions (store.record = "full"). Nothing is
+written here, and a live syncer may go on meanwhile. A merge is a pure function, so any number of threads agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from skerry import config as configs
+from skerry.algo.fragments import F32, Fragment, decode_layout, scatter, split
+from skerry.algo.merge import Held
+from skerry.core.audit import RESTORED, Audit
+from skerry.core.events import Merge
+from skerry.core.facts import Committed, Fact, Restored, RunCreated
+from skerry.core.ledger import MERGED
+from skerry.core.state import RunState, decode_fact
+from skerry.errors import FileDamaged, ReplayError, TapeDamaged
+from skerry.node.algebra import FLOAT32, Merged, Values
+from skerry.node.syncer import ABS_MAX
+from skerry.run.export import packed
+from skerry.store.store import RECORD, Store
+from skerry.store.tape import Record
+
+Show = Callable[[int, int], None]  # (merges done, merges on the tape when it was opened)
+
+
+@dataclass
+class Excluded:
+    """The same run without one learner's contributions, the others' as they were recorded."""
+
+    learner: str
+    contributions: int = 0
+    tokens: float = 0.0  # as people count them
+    merges_changed: int = 0
+    merges_skipped: int = 0  # nobody else was in them
+    relative_change: float = 0.0  # norm of the difference over norm of the model
+    model_sha256: str = ""
+
+    @property
+    def note(self) -> str:
+        return f"the others trained on versions that held the work of {self.learner}; their deltas are as recorded"
+
+
+@dataclass
+class Report:
+    record: str = "decisions"
+    merges: int = 0
+    recomputed: int = 0
+    checks: int = 0
+    violations: list[str] = field(default_factory=list)
+    first_difference: str | None = None
+    model_sha256: str | None = None  # of the recomputed model, as export writes it
+    model: bytes = b""  # that file; without the excluded learner where one is
+    excluded: Excluded | None = None
+
+    @property
+    def identical(self) -> bool:
+        """Everything that could be compared agreed."""
+        is_whole = self.recomputed == self.merges or self.record != "full"
+        return is_whole and not self.violations and self.first_difference is None
+
+
+class Different(Exception):
+    """What was recomputed is not what was recorded."""
+
+
+def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Show = lambda done, total: None) -> Report:
+    """Walk the tape once; damage is raised as the store's errors, named at its first bad record."""
+    expected = _last_words(store.root)  # first: a live syncer only adds to the tape
+    known = _known(store)
+    if exclude is not None and known is not None and exclude not in known.lives:
+        raise ReplayError(f"there is no learner {exclude!r} in this run, known are {', '.join(sorted(known.lives))}")
+    report, audit, walk = Report(), Audit(), _Walk(store, threads, exclude)
+    record: Record | None = None
+    for record in store.history():
+        fact = _decode(store, record)
+        audit.take(fact)
+        if audit.violations and not report.violations:
+            report.violations = [f"{_place(store, record)}: {line}" for line in audit.violations]
+        report.merges += isinstance(fact, Committed)
+        if not report.violations and report.first_difference is None:
+            try:
+                report.recomputed += walk.take(fact)
+            except Different as difference:
+                report.first_difference = f"{_place(store, record)}: {difference}"
+            except FileDamaged as error:
+                raise FileDamaged(f"{_place(store, record)}: {error}") from None
+        if isinstance(fact, Committed):
+            show(report.merges, max(report.merges, known.merges if known else 0))
+    if record is None:
+        raise ReplayError(f"{store.root}: {cut_off(store.root, 0) or 'holds no run: check the path'}")
+    # after a violation nobody knows whether the run is closed
+    is_closed = bool(report.violations) or (audit.state is not None and audit.state.phase == "closed")
+    if lacking := _lacking(expected, report.merges, is_closed):
+        raise TapeDamaged(f"{_place(store, record)}: {lacking}")
+    report.checks, report.record = audit.checks, walk.record
+    if report.identical and walk.is_full:
+        assert audit.state is not None
+        walk.sum_up(report, audit.state)
+    return report
+
+
+# ---------------------------------------------------------------------------------------------- the tape
+
+
+def _decode(store: Store, record: Record) -> Fact | RunState:
+    try:
+        return decode_fact(record.body)
+    except msgspec.DecodeError as error:
+        raise TapeDamaged(
+            f"{_place(store, record)}: is no fact of this version ({error}): use a later one, or restore it from a copy"
+        ) from None
+
+
+def _place(store: Store, record: Record) -> str:
+    return f"{store.root}/tape/{record.segment:06d}.seg record {record.number} at byte {record.offset}"
+
+
+def _known(store: Store) -> RunState | None:
+    """The run at the end of the tape, as far as it can be trusted before the walk."""
+    audit = Audit()
+    try:
+        for body in store.records:
+            audit.take(decode_fact(body))
+    except msgspec.DecodeError:
+        return None
+    return None if audit.violations else audit.state
+
+
+def cut_off(root: Path, merges: int) -> str:
+    """Why a tape with this many merges cannot be all of it, by what was last said of the run; empty if it can."""
+    return _lacking(_last_words(root), merges, is_closed=True)
+
+
+def _lacking(words: list[tuple[str, dict[str, Any]]], merges: int, is_closed: bool) -> str:
+    """What the tape should hold by someone's last words and does not; `is_closed`: it holds the end, or may do so."""
+    for name, said in words:
+        lacks_end = said.get("phase") == "closed" and said["merges"] == merges and not is_closed
+        if said["merges"] > merges or lacks_end:
+            more = " and the end of the run" if lacks_end else ""
+            told = f"{name} says {said['merges']}{more}"
+            return f"truncated: the tape ends with {merges} merges, {told}: restore it from a copy"
+    return ""
+
+
+def _last_words(root: Path) -> list[tuple[str, dict[str, Any]]]:
+    """What the syncer and the supervisor last said of this run, if they did: the chain cannot tell a cut-off end."""
+    words = []
+    for name in ("summary.json", "status.json"):
+        try:
+            said = msgspec.json.decode((root / name).read_bytes())
+        except (OSError, msgspec.DecodeError):
+            continue
+        if isinstance(said, dict) and isinstance(said.get("merges"), int):
+            words.append((name, said))
+    return words
+
+
+# ---------------------------------------------------------------------------------------------- the values
+
+
+def order_of(fact: Committed) -> Merge:
+    """The order that led to a commit, less the contributions, whose bytes are recorded apart."""
+    fields = {name: getattr(fact, name) for name in Merge.__struct_fields__ if name != "contributions"}
+    return Merge(contributions=(), **fields)
+
+
+def held_of(store: Store, fact: Committed, fragment: Fragment) -> list[tuple[str, Held]]:
+    """The recorded contributions of a merge with their learners, in merge order."""
+    if not fact.payloads:
+        raise Different("names no file with its contributions, though this run records them")
+    data = store.get(fact.payloads, RECORD)
+    lengths = [FLOAT32.payload_bytes(codec, fragment) for codec in fact.codecs]
+    if sum(lengths) != len(data):
+        raise Different(f"its contributions are {sum(lengths)} bytes, {RECORD}/{fact.payloads} has {len(data)}")
+    merged = (row for row in fact.rows if row.fate == MERGED)
+    held, start = [], 0
+    for row, codec, weight, length in zip(merged, fact.codecs, fact.weights, lengths, strict=True):
+        payload = memoryview(data)[start : start + length]
+        seen = FLOAT32.inspect(codec, payload, fragment)
+        if not seen.finite or seen.max_abs > ABS_MAX:
+            raise Different(f"merges values of {row.learner} that are let in nowhere (largest {seen.max_abs:.3g})")
+        held.append((row.learner, FLOAT32.hold(codec, payload, weight, seen)))
+        start += length
+    return held
+
+
+class _Line:
+    """The newest values of every fragment and those before them, carried on from version 0."""
+
+    def __init__(self, values: list[Values], threads: int) -> None:
+        self.values, self.before, self._threads = values, list(values), threads
+
+    def merge(self, fact: Committed, fragment: Fragment, held: list[Held]) -> Merged:
+        old = self.values[fragment.index]
+        merged = FLOAT32.merge(order_of(fact), fragment, old, held, fact.codec, self._threads)
+        self.put(fragment.index, merged.values)
+        return merged
+
+    @property
+    def masters(self) -> list[F32]:
+        return [values.theta + values.error for values in self.values]
+
+    def put(self, p: int, values: Values) -> None:
+        self.before[p], self.values[p] = self.values[p], values
+
+    def repaired(self, p: int) -> dict[str, Values]:
+        """What a damaged version may have been replaced by."""
+        newest, before = self.values[p], self.before[p]
+        zero = np.zeros_like(newest.error)
+        return {
+            "the same": newest,
+            "velocity before": Values(newest.theta, before.velocity, zero),
+            "no velocity": Values(newest.theta, zero, zero),
+        }
+
+
+class _Walk:
+    """Recomputes along the tape, and beside it the same without one learner."""
+
+    def __init__(self, store: Store, threads: int, exclude: str | None) -> None:
+        self.record = "decisions"
+        self._store, self._threads = store, threads
+        self._excluded = Excluded(exclude) if exclude is not None else None
+        self._tokens = 0  # of the excluded learner, in tokens x fragments
+
+    @property
+    def is_full(self) -> bool:
+        return self.record == "full"
+
+    def take(self, fact: Fact | RunState) -> bool:
+        """Whether a merge was recomputed and agreed."""
+        if isinstance(fact, RunCreated):
+            self._begin(fact)
+        elif self.is_full and isinstance(fact, Restored):
+            self._restore(fact)
+        elif self.is_full and isinstance(fact, Committed):
+            if fact.rule == RESTORED:
+                self._go_back(fact)
+            else:
+                self._merge(fact)
+            return True
+        return False
+
+    def _begin(self, fact: RunCreated) -> None:
+        self.record = configs.decode(fact.config).store.record
+        if not self.is_full:
+            if self._excluded is not None:
+                raise ReplayError(
+                    f"{self._store.root}: was run with store.record = decisions and kept no contributions to merge "
+                    "again: train with --record full"
+                )
+            return
+        try:
+            self._fragments = split(decode_layout(fact.layout), len(fact.files))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Different(f"its layout cannot be read ({error})") from None
+        files = zip(fact.files, self._fragments, strict=True)
+        values = [FLOAT32.load(self._store.get(file), fragment) for file, fragment in files]
+        for p, digest in enumerate(fact.digests):
+            if FLOAT32.digest(values[p].theta) != digest:
+                raise Different(f"fragment {p} version 0: its values are not those of its digest")
+        self._lines = [_Line(list(values), self._threads) for _ in range(2 if self._excluded else 1)]
+
+    def _merge(self, fact: Committed) -> None:
+        fragment = self._fragments[fact.fragment]
+        held = held_of(self._store, fact, fragment)
+        merged = self._lines[0].merge(fact, fragment, [one for _, one in held])
+        where = f"fragment {fact.fragment} version {fact.version}"
+        if merged.digest != fact.digest:
+            raise Different(f"{where}: digest {merged.digest.hex()} recomputed, {fact.digest.hex()} recorded")
+        if (file := _file(merged.values)) != fact.file:
+            raise Different(f"{where}: velocity or residual differ, file {file} recomputed, {fact.file} recorded")
+        if self._excluded is not None:
+            self._merge_without(self._excluded, fact, fragment, held)
+
+    def _merge_without(self, gone: Excluded, fact: Committed, fragment: Fragment, held: list[tuple[str, Held]]) -> None:
+        kept = [one for learner, one in held if learner != gone.learner]
+        removed = len(held) - len(kept)
+        gone.contributions += removed
+        self._tokens += sum(r.tokens for r in fact.rows if r.fate == MERGED and r.learner == gone.learner)
+        if kept:
+            gone.merges_changed += removed
+            self._lines[1].merge(fact, fragment, kept)
+        else:
+            gone.merges_skipped += 1
+            self._lines[1].put(fragment.index, self._lines[1].values[fragment.index])
+
+    def _go_back(self, fact: Committed) -> None:
+        p = fact.fragment
+        if _file(self._lines[0].before[p]) != fact.file:
+            raise Different(f"fragment {p} version {fact.version}: is not the version before the last")
+        for line in self._lines:
+            line.put(p, line.before[p])
+
+    def _restore(self, fact: Restored) -> None:
+        """The digest says that the values are the same; the file, how much of the rest was."""
+        p = fact.fragment
+        how = next((how for how, values in self._lines[0].repaired(p).items() if _file(values) == fact.file), None)
+        if how is None:
+            raise Different(f"fragment {p} version {fact.version}: restored to something else, {fact.file}")
+        for line in self._lines:
+            line.values[p] = line.repaired(p)[how]
+
+    def sum_up(self, report: Report, state: RunState) -> None:
+        whole = self._lines[0].masters
+        report.model = self._safetensors(whole, state)
+        report.model_sha256 = hashlib.sha256(report.model).hexdigest()
+        if self._excluded is not None:
+            report.excluded = gone = self._excluded
+            gone.tokens = self._tokens / len(self._fragments)
+            rest = self._lines[1].masters
+            gone.relative_change = _norm([b - a for a, b in zip(whole, rest, strict=True)]) / (_norm(whole) or 1.0)
+            report.model = self._safetensors(rest, state, gone.learner if gone.contributions else "")
+            gone.model_sha256 = hashlib.sha256(report.model).hexdigest()
+
+    def _safetensors(self, masters: list[F32], state: RunState, without: str = "") -> bytes:
+        arrays: dict[str, F32] = {}
+        for fragment, master in zip(self._fragments, masters, strict=True):
+            arrays |= scatter(fragment, master)
+        return packed(arrays, state, {"without": without} if without else {})
+
+
+def _file(values: Values) -> str:
+    """The name a version's file has in the store."""
+    hash = hashlib.sha256()
+    for part in FLOAT32.parts(values):
+        hash.update(part)
+    return hash.hexdigest()
+
+
+def _norm(arrays: list[F32]) -> float:
+    return math.sqrt(math.fsum(float(np.dot(a.astype(np.float64), a.astype(np.float64))) for a in arrays))

@@ -1,0 +1,142 @@
+"""What a run achieved, from its own evidence: the tape, the learners' last reports, and the supervisor's kills.
+
+Produced comes from the positions seen, merged and discarded from the rows booked, pending from the learners' own marks:
+four sources, so that their balance says something. Sums are in tokens x fragments, an integer; what people read is
+divided by the number of fragments.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skerry.core.facts import Committed, Row
+from skerry.core.ledger import MERGED
+from skerry.core.schedule import COOL, STEADY
+from skerry.run.tally import Tally, back_at, end_of
+
+
+@dataclass
+class Kill:
+    """A SIGKILL of `victim` once the run's progress reaches `at`; wall-clock seconds of when it happened."""
+
+    victim: str
+    at: float
+    killed_at: float | None = None
+
+
+def summarise(
+    t: Tally, status: Mapping[str, Any], kills: Sequence[Kill], speeds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The numbers of a run; `status` is the syncer's last one, with the learners' own marks."""
+    assert t.config is not None
+    pending = sum(member["unsettled_tokens"] for member in status["learners"].values())
+    per = t.fragment_count
+    killed = {kill.victim for kill in kills if kill.killed_at is not None}
+    gaps = {s.learner: s.step_gap_s_max for s in t.seen.values() if s.learner not in killed}
+    steps = sum(s.step for s in t.seen.values())
+    learner_count = len({s.learner for s in t.seen.values()})
+    capacity, disturbed = _capacity(t, status, kills, speeds)
+    return {
+        "merges": len(t.commits),
+        "merges_alone": sum(sum(r.fate == MERGED for r in c.rows) == 1 for c in t.commits),
+        "tokens_produced": _share(t.produced, per),
+        "tokens_merged": _share(t.merged, per),
+        "tokens_pending": _share(pending, per),
+        "tokens_discarded": {reason: _share(n, per) for reason, n in sorted(t.discarded.items())},
+        "ledger": {
+            "unit": "token x fragment",
+            "produced": t.produced,
+            "merged": t.merged,
+            "discarded": dict(sorted(t.discarded.items())),
+            "pending": pending,
+            "balance": t.produced - t.merged - sum(t.discarded.values()) - pending,
+        },
+        "contributors_mean": _mean([sum(r.fate == MERGED for r in c.rows) for c in t.commits]),
+        "sync_every_effective": _mean([_steps_max(c) for c in t.commits if c.phase in (STEADY, COOL)]),
+        "goodput": t.merged / per / capacity if capacity else 0.0,
+        "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
+        "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.commits)), default=0.0),
+        "learner_step_gap_max_s": max(gaps.values(), default=0.0),
+        "learner_restarts": len(t.lives) - len({life.learner for life in t.lives}),
+        "syncer_restarts": len(t.epochs) - 1,
+        "steps": steps,
+        "train_s": _train_s(t),
+        "bytes_up": sum(s.bytes_up for s in t.seen.values()),
+        "bytes_down": sum(s.bytes_down for s in t.seen.values()),
+        "bytes_data_parallel": round(2 * (learner_count - 1) / max(1, learner_count) * 4 * t.parameters * steps),
+        "parameters": t.parameters,
+        "fragments": per,
+        "versions": [sum(c.fragment == p for c in t.commits) for p in range(per)],
+        "refused": dict(status["refused"]),
+        "learners": {name: _learner(t, name, speeds.get(name, 1.0)) for name in sorted({k[0] for k in t.seen})},
+    }
+
+
+def _capacity(
+    t: Tally, status: Mapping[str, Any], kills: Sequence[Kill], speeds: Mapping[str, float]
+) -> tuple[float, float]:
+    """Tokens the learners would have made stepping all the time, and those an injected kill took from them."""
+    capacity = disturbed = 0.0
+    for name in sorted({k[0] for k in t.seen}):
+        rate = undisturbed_rate(t, name, status, speeds)
+        capacity += rate * _train_s(t)
+        for kill in kills:
+            if kill.victim == name and kill.killed_at is not None:
+                disturbed += rate * max(0.0, back_at(t, name, kill.killed_at) - kill.killed_at)
+    return capacity, disturbed
+
+
+def undisturbed_rate(t: Tally, name: str, status: Mapping[str, Any], speeds: Mapping[str, float]) -> float:
+    """Tokens/s when nothing disturbs: the pace it was set, or what it measured when it runs free."""
+    assert t.config is not None
+    lives = [s for s in t.seen.values() if s.learner == name and s.step]
+    per_step = sum(s.tokens for s in lives) / max(1, sum(s.step for s in lives))
+    measured = status["learners"].get(name, {}).get("step_s", 0.0)
+    step_s = t.config.learner.step_s / speeds.get(name, 1.0) or measured
+    return per_step / step_s if step_s else 0.0
+
+
+def _train_s(t: Tally) -> float:
+    """From the first step to the end of the budget, the syncer's own absence included."""
+    return 0.0 if t.training_at is None else _unpaused_s(t, t.training_at, end_of(t))
+
+
+def _unpaused_s(t: Tally, start: float, end: float) -> float:
+    """Seconds from start to end without the operator's pauses."""
+    return end - start - sum(max(0.0, min(end, b) - max(start, a)) for a, b in t.pauses)
+
+
+def _learner(t: Tally, name: str, speed: float) -> dict[str, Any]:
+    rows = [(row, weight) for c in t.commits for row, weight in _weighted(c)]
+    mine = [(row, weight) for row, weight in rows if row.learner == name]
+    total = sum(weight for _, weight in rows)
+    return {
+        "speed": speed,
+        "lives": max(life for who, life in t.seen if who == name),
+        "steps": sum(s.step for s in t.seen.values() if s.learner == name),
+        "merges_share": len(mine) / len(t.commits) if t.commits else 0.0,
+        "weight_share": sum(weight for _, weight in mine) / total if total else 0.0,
+        "tokens_merged": _share(sum(row.tokens for row, _ in mine), t.fragment_count),
+        "step_gap_s_max": max(s.step_gap_s_max for s in t.seen.values() if s.learner == name),
+    }
+
+
+def _steps_max(c: Committed) -> int:
+    """Steps of the fastest contributor since its last merge of this fragment: H as it turned out."""
+    return max(row.steps for row in c.rows if row.fate == MERGED)
+
+
+def _weighted(c: Committed) -> list[tuple[Row, float]]:
+    return list(zip([row for row in c.rows if row.fate == MERGED], c.weights, strict=True))
+
+
+def _share(units: int, fragments: int) -> int | float:
+    """Tokens as people count them; an integer where it is one."""
+    return units // fragments if units % fragments == 0 else units / fragments
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

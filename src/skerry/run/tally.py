@@ -1,0 +1,116 @@
+"""What a tape adds up to: a fold over its facts that keeps what summaries, reports and twins need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from skerry import config as configs
+from skerry.algo.fragments import decode_layout
+from skerry.core.facts import (
+    Committed,
+    Discarded,
+    EpochStarted,
+    Fact,
+    Injected,
+    LifeStarted,
+    Paused,
+    PhaseChanged,
+    Row,
+    RunCreated,
+    Seen,
+    Witnessed,
+)
+from skerry.core.ledger import MERGED
+from skerry.run.facts import facts_of
+from skerry.store.store import Store
+
+
+@dataclass
+class Tally:
+    """A fold over the facts that keeps what a summary needs."""
+
+    config: configs.Config | None = None
+    parameters: int = 0
+    fragment_count: int = 0
+    seen: dict[tuple[str, int], Seen] = field(default_factory=dict)
+    merged: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
+    commits: list[Committed] = field(default_factory=list)
+    lives: list[LifeStarted] = field(default_factory=list)
+    witnessed: list[Witnessed] = field(default_factory=list)
+    injected: list[Injected] = field(default_factory=list)
+    epochs: list[EpochStarted] = field(default_factory=list)
+    paused_at: float | None = None
+    pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
+    training_at: float | None = None
+    closing_at: float | None = None
+    closed_at: float | None = None
+
+    def take(self, fact: Fact) -> None:
+        match fact:
+            case RunCreated():
+                self.config = configs.decode(fact.config)
+                self.fragment_count = len(fact.files)
+                self.parameters = decode_layout(fact.layout).param_count
+            case EpochStarted():
+                self.epochs.append(fact)
+                if self.paused_at is not None:
+                    self.pauses.append((self.paused_at, fact.at))
+                    self.paused_at = None
+            case Paused():
+                self.paused_at = fact.at
+                self._book((), fact.seen)
+            case LifeStarted():
+                self.lives.append(fact)
+            case Witnessed():
+                self.witnessed.append(fact)
+            case Injected():
+                self.injected.append(fact)
+            case Committed():
+                self.commits.append(fact)
+                self._book(fact.rows, fact.seen)
+            case Discarded():
+                self._book(fact.rows, fact.seen)
+            case PhaseChanged():
+                self._book((), fact.seen)
+                if fact.phase == "training":
+                    self.training_at = self.training_at or fact.at
+                elif fact.phase == "closing":
+                    self.closing_at = fact.at
+                else:
+                    self.closed_at = fact.at
+
+    def _book(self, rows: Iterable[Row], seen: Iterable[Seen]) -> None:
+        for row in rows:
+            if row.fate == MERGED:
+                self.merged += row.tokens
+            else:
+                self.discarded[row.fate] = self.discarded.get(row.fate, 0) + row.tokens
+        for one in seen:
+            before = self.seen.get((one.learner, one.life))
+            if before is None or one.tokens >= before.tokens:
+                self.seen[one.learner, one.life] = one
+
+    @property
+    def produced(self) -> int:
+        return sum(s.tokens for s in self.seen.values()) * self.fragment_count
+
+
+def tally(store: Store) -> Tally:
+    """Read the whole tape, its chain verified."""
+    result = Tally()
+    for fact in facts_of(store):
+        result.take(fact)
+    return result
+
+
+def end_of(t: Tally) -> float:
+    """When the budget was spent, or as far as the run got."""
+    return t.closing_at or (t.commits[-1].at if t.commits else t.training_at or 0.0)
+
+
+def back_at(t: Tally, name: str, killed_at: float) -> float:
+    """When the learner's next process said hello, or the end: what it takes after that counts as ours."""
+    back = min((life.at for life in t.lives if life.learner == name and life.at > killed_at), default=end_of(t))
+    return min(back, end_of(t))

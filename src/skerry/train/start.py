@@ -1,0 +1,29 @@
+"""A local run's beginning: its directory, with the first versions of the built-in model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skerry import config as configs
+from skerry.run.genesis import create_run, read_genesis
+from skerry.shell.local import LOCAL, Local
+from skerry.shell.syncer import write_json
+from skerry.store.store import Store
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GENESIS = "genesis.safetensors"
+
+
+def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn.Module) -> None:
+    """The run's directory with its first versions, made here because the model is at hand."""
+    from skerry.adapters.torch import save_genesis
+
+    with Store.open(run_dir) as store:
+        genesis = run_dir / GENESIS
+        save_genesis(model, genesis)
+        create_run(store, config, *read_genesis(genesis), time.time())
+    write_json(run_dir / LOCAL, Local(speeds))

@@ -1,0 +1,82 @@
+"""The shape of the house: which folder may import which. Product and proof stand apart; imports point inwards."""
+
+import ast
+from pathlib import Path
+
+import skerry
+
+ROOT = Path(skerry.__file__).parent
+
+# What each folder of the product may import, besides itself and the shared leaves.
+LEAVES = {"errors", "config", "text", "stats", "drawing", "__version__"}
+INWARDS = {
+    "core": set(),
+    "algo": set(),
+    "store": set(),
+    "wire": {"core"},
+    "node": {"core", "algo", "store", "wire"},
+    "run": {"core", "algo", "store", "node"},
+    "shell": {"core", "algo", "store", "wire", "node", "run"},
+    "adapters": {"core", "algo", "node", "run", "shell"},
+    "train": {"core", "algo", "store", "run", "shell", "adapters"},
+}
+PRODUCT = set(INWARDS)
+PROOF = {"proof", "plan"}
+ONLY_WITH_TORCH = {"adapters", "train", "proof", "cli"}
+
+
+def imports_of(file):
+    """Each `skerry...` name that a file imports, as dotted paths below the package."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:  # `from .tape import`: the folder itself
+                inside = file.relative_to(ROOT).parts[: -node.level]
+                found.add(".".join(["skerry", *inside, node.module or ""]))
+            elif node.module == "skerry":
+                found |= {f"skerry.{alias.name}" for alias in node.names}
+            else:
+                found.add(node.module)
+    return found
+
+
+def room_of(file):
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def all_imports():
+    """(file, its room, the rooms and packages it imports)."""
+    for file in sorted(ROOT.rglob("*.py")):
+        names = imports_of(file)
+        rooms = {name.split(".")[1] for name in names if name.startswith("skerry.")}
+        yield str(file.relative_to(ROOT)), room_of(file), rooms, {name.split(".")[0] for name in names}
+
+
+def test_nothing_imports_the_command_line():
+    assert [file for file, room, rooms, _ in all_imports() if "cli" in rooms and room not in ("cli", "__main__")] == []
+
+
+def test_the_product_does_not_import_what_proves_or_foresees_it():
+    outside = {"cli", "__main__", *PROOF}
+    assert [file for file, room, rooms, _ in all_imports() if rooms & PROOF and room not in outside] == []
+
+
+def test_imports_of_the_product_point_inwards():
+    strays = {
+        file: rooms - LEAVES - {room} - INWARDS[room]
+        for file, room, rooms, _ in all_imports()
+        if room in PRODUCT and rooms - LEAVES - {room} - INWARDS[room]
+    }
+    assert strays == {}
+
+
+def test_only_learners_import_torch():
+    assert [file for file, room, _, names in all_imports() if "torch" in names and room not in ONLY_WITH_TORCH] == []
+
+
+def test_the_core_is_pure():
+    allowed = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing", "msgspec", "skerry"}
+    for file in sorted((ROOT / "core").glob("*.py")):
+        assert {name.split(".")[0] for name in imports_of(file)} <= allowed, file.name
