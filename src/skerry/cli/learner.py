@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _train(config: configs.Config, name: str, options) -> None:  # type: ignore[no-untyped-def]
+def _train(config: configs.Config, name: str, options: argparse.Namespace) -> None:
     import torch
 
     from skerry.train.loop import train

@@ -22,7 +22,6 @@ from skerry.plan.fleet import paper, plot
 from skerry.plan.fleet.fit import read_record
 from skerry.plan.fleet.fleet import (
     DAY_S,
-    Array,
     Costs,
     Fleet,
     Interval,
@@ -33,6 +32,7 @@ from skerry.plan.fleet.fleet import (
     rounds_s,
     simulate,
 )  # fmt: skip
+from skerry.plan.fleet.kernel import Array
 from skerry.text import Kind
 
 T = TypeVar("T")

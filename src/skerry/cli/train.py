@@ -20,7 +20,7 @@ from skerry.core.state import state_of
 from skerry.errors import Refusal
 from skerry.run import repair, replay, summary
 from skerry.run.tally import tally
-from skerry.shell.local import LOCAL, Kill, Local, LocalRun
+from skerry.shell.local import LOCAL, Local, LocalRun
 from skerry.shell.syncer import write_json
 from skerry.store.files import check_unused
 from skerry.store.store import Store
@@ -159,7 +159,7 @@ def speeds_of(text: str | None, learners: int) -> list[float]:
     return speeds
 
 
-def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
+def _kills(options: argparse.Namespace, learners: int) -> list[summary.Kill]:
     kills = []
     for flag, fraction, victim in (
         ("--kill-learner", options.kill_learner, VICTIM if learners > 1 else "learner-0"),
@@ -169,7 +169,7 @@ def _kills(options: argparse.Namespace, learners: int) -> list[Kill]:
             continue
         if not 0 < fraction < 1:
             raise Refusal(f"{flag} {fraction}: a fraction of the run between 0 and 1")
-        kills.append(Kill(victim, fraction))
+        kills.append(summary.Kill(victim, fraction))
     return kills
 
 

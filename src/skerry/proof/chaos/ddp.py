@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skerry import config as configs
-from skerry.errors import NetworkError
+from skerry.errors import ConfigError, NetworkError
 from skerry.proof.chaos.ddp_net import DELAY_MS, INTERFACE, RATE, Network
 
 FAILED_LEARNER = "failed learner"
@@ -81,7 +81,7 @@ def measure(
     """Train for `seconds` undisturbed and as long under the fault; `show` is told every moment what goes on."""
     assert fault in FAULTS and learners >= 2 and seconds > 0, (fault, learners, seconds)
     if fault == THROTTLING and not config.learner.step_s:
-        raise configs.ConfigError("learner.step_s = 0: throttling divides a pace; set one, like 0.3")
+        raise ConfigError("learner.step_s = 0: throttling divides a pace; set one, like 0.3")
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="skerry-ddp-"))

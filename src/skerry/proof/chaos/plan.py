@@ -159,7 +159,7 @@ def _target(reader: _Reader, kinds: tuple[str, ...]) -> str:
     target = reader.table.get("target")
     if target is None:
         raise PlanError(f"{reader.where}: target is missing: it {legal}")
-    if target not in ("learner", "half", "all", "syncer") and _index(str(target)) is None:
+    if not isinstance(target, str) or (target not in ("learner", "half", "all", "syncer") and _index(target) is None):
         raise reader.wrong("target", legal)
     for kind in kinds:
         if target == "syncer" and kind == "slow":

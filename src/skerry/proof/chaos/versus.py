@@ -23,6 +23,7 @@ from skerry.proof.chaos.ddp_net import DELAY_MS, RATE, Network
 from skerry.proof.chaos.plan import Fault
 from skerry.proof.chaos.proxy import Proxy
 from skerry.proof.chaos.supervisor import ChaosRun
+from skerry.run.tally import end_of
 from skerry.train.held_out import HeldOut
 from skerry.train.start import create
 
@@ -70,7 +71,7 @@ class Resilience:
         tally, audit = report.read(watched.run_dir)
         struck = max((one.at for one in watched.done), default=time.time())
         end = struck + self.seconds
-        if watched.faults or report.end_of(tally) < end:
+        if watched.faults or end_of(tally) < end:
             raise RunFailed(
                 f"{fault}: the learners did not come up within {SPARE_S:g} s of each other: this machine is too busy; "
                 f"try again, or with fewer --learners (logs: {watched.run_dir / 'logs'})"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -151,7 +152,7 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     )
 
 
-def _result(job: Job, judge: Judge, stack: Stack, **found: float | int) -> Result:
+def _result(job: Job, judge: Judge, stack: Stack, **found: Any) -> Result:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__), "skerry": skerry.__version__}
     is_gpu = stack.device.type == "cuda"
     return Result(
@@ -167,5 +168,5 @@ def _result(job: Job, judge: Judge, stack: Stack, **found: float | int) -> Resul
         versions=versions,
         config=msgspec.to_builtins(job.config),
         setting=msgspec.to_builtins(job.setting),
-        **found,  # type: ignore[arg-type]
+        **found,
     )

@@ -205,15 +205,15 @@ class Oracle:
         base = node.bases[p]
         if base is None or p not in process.values:
             return
-        held: int = process.values[p] - base  # type: ignore[operator]
+        held: int = process.values[p] - base
         waiting = node._work.adoptions.get(p)
         if waiting is not None:
             if waiting.increment is None:
                 return
-            held += waiting.increment  # type: ignore[assignment]
+            held += waiting.increment
             if waiting.towards is not None:
                 is_whole = waiting.towards - waiting.base == process.kept[p]
                 need(bool(is_whole), "no work lost or doubled", (process.name, p, "a blend scales what is outstanding"))
-        residual: int = node.residuals[p] or 0  # type: ignore[assignment]
+        residual: int = node.residuals[p] or 0
         done = process.done[p][-1] - process.given_up[p]
         need(held + residual + process.taken_out[p] == done, "no work lost or doubled", (process.name, p))
