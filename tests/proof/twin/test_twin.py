@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -30,10 +31,12 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def made_up(faults=(), away=(), lives=None, s_per_byte=0.0):
+def made_up(faults=(), away=(), lives=None, s_per_byte=0.0, codec="int4"):
     """The story of a run that never was; its payloads take no time, for the tape of a twin has other sizes."""
     config = configs.Config(
-        run=configs.Run(learners=3, minutes=1.0), sync=configs.Sync(num_fragments=4, sync_every=8, quorum=2)
+        run=configs.Run(learners=3, minutes=1.0),
+        sync=configs.Sync(num_fragments=4, sync_every=8, quorum=2),
+        wire=configs.Wire(codec_up=codec, codec_down=codec),
     )
     tally = Tally(training_at=0.0, closing_at=60.0)
     tally.epochs.append(type("Epoch", (), {"at": 0.0})())
@@ -117,6 +120,14 @@ def test_the_same_seed_gives_the_same_twin():
     found = told_of()
     first, again = (numbers(found, twin.live(found, seed=5)) for _ in range(2))
     assert first == again
+
+
+@pytest.mark.parametrize("codec", get_args(configs.Codec))
+def test_a_run_has_a_twin_whatever_its_codecs(codec):
+    facts = tape_of(twin.Twin(made_up(codec=codec), 1))
+    found = measurements_of(facts, "a tape")
+    measured, predicted = numbers(found, found.tally), numbers(found, twin.live(found, seed=2))
+    assert predicted["merges"] == pytest.approx(measured["merges"], rel=0.05)
 
 
 def test_links_are_as_the_faults_make_them():

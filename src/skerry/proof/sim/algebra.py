@@ -19,8 +19,9 @@ from skerry.algo.merge import Held
 from skerry.core.events import Merge
 from skerry.node.algebra import Merged, Values
 
-BYTES = {"fp32": 48, "bf16": 24, "int8": 20, "int4": 16}  # of a payload: several deltas are less than the whole
-GRID = {"fp32": 1, "bf16": 4, "int8": 16, "int4": 256}
+# Of a payload: several deltas are less than the whole.
+BYTES: dict[str, int] = {"fp32": 48, "bf16": 24, "int8": 20, "int4": 16, "int2": 14}
+GRID: dict[str, int] = {"fp32": 1, "bf16": 4, "int8": 16, "int4": 256, "int2": 1024}
 SPOILED = 1 << 100  # stands for a NaN
 _NO_NORMS = np.empty(0)
 

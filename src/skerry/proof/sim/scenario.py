@@ -36,6 +36,7 @@ KINDS = (
     "leave",  # a learner goes, with a word
 )
 CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
+INT2_SHARE = 0.2  # of the seeds, each way
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
@@ -65,8 +66,9 @@ def draw(seed: int) -> Scenario:
     fault_s = r.choice([0.0, 4.0, 6.0, 8.0])
     kinds = tuple(kind for kind in KINDS if r.random() < r.choice([0.2, 0.5]))
     config = _config(r, step_s, fault_s + r.choice([2.0, 4.0, 6.0]))
-    adopt = random.Random(f"adopt {seed}").choice(ADOPT)  # apart, so that seeds known from before draw the same else
-    config = replace(config, learner=replace(config.learner, adopt=adopt))
+    # What follows is drawn apart, so that a known seed draws everything else as it did.
+    adopt = random.Random(f"adopt {seed}").choice(ADOPT)
+    config = replace(config, learner=replace(config.learner, adopt=adopt), wire=_some_int2(config.wire, seed))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,
@@ -123,6 +125,12 @@ def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs
     )
 
 
+def _some_int2(wire: configs.Wire, seed: int) -> configs.Wire:
+    r = random.Random(f"int2 {seed}")
+    up, down = ("int2" if r.random() < INT2_SHARE else codec for codec in (wire.codec_up, wire.codec_down))
+    return replace(wire, codec_up=up, codec_down=down)
+
+
 def under(plan: FaultPlan, seed: int) -> tuple[Scenario, list[Fault]]:
     """The run of a fault plan, as `skerry chaos` would run it on this seed, but in virtual time and small."""
     r = random.Random(f"plan {seed}")
@@ -131,7 +139,7 @@ def under(plan: FaultPlan, seed: int) -> tuple[Scenario, list[Fault]]:
     config = configs.Config(
         run=configs.Run(learners=plan.learners, minutes=plan.minutes),
         sync=configs.Sync(num_fragments=4, sync_every=16),
-        wire=configs.Wire(codec_up=r.choice(CODECS), codec_down=r.choice(CODECS)),
+        wire=_some_int2(configs.Wire(codec_up=r.choice(CODECS), codec_down=r.choice(CODECS)), seed),
         store=configs.Store(segment_bytes=20_000),
     )
     scenario = Scenario(
