@@ -108,6 +108,20 @@ def test_a_tape_that_was_cut_off_is_never_gone_on_with(capsys, tmp_path, words, 
     assert segment.read_bytes() == cut, "it is as it was"
 
 
+def test_a_closed_run_whose_last_record_is_damaged_gets_one_answer(capsys, tmp_path):
+    """Serving it again would train on a model whose last word was said; the status says that it was closed."""
+    with Pair(tmp_path / "run", config_of(run={"steps": 12})) as pair:
+        pair.join("a")
+        pair.until(lambda: pair.syncer.finished == "closed")
+        merges = pair.syncer.machine.state.merges
+    (pair.root / "status.json").write_text(json.dumps({"merges": merges, "phase": "closed"}))
+    segment = pair.root / "tape" / "000001.seg"
+    segment.write_bytes(segment.read_bytes()[:-1] + b"?")
+    commands = [("syncer", "--port", "0", "--run"), ("train", "--resume"), ("replay",)]
+    (line,) = {refused(capsys, *words, pair.root) for words in commands}
+    assert f"truncated: the tape ends with {merges} merges, status.json says {merges} and the end of the run" in line
+
+
 def test_resuming_a_run_that_is_in_use_names_who_uses_it(capsys, tmp_path):
     with Pair(tmp_path / "run", config_of()) as pair:
         assert "is in use by process" in refused(capsys, "train", "--resume", pair.root)

@@ -16,7 +16,7 @@ from skerry.store import Store
 
 KEYS = {
     "identical", "merges", "recomputed", "record", "checks", "violations", "violated", "first_difference",
-    "model_sha256", "run_dir",
+    "left_out", "model_sha256", "run_dir",
 }  # fmt: skip
 
 
@@ -176,6 +176,23 @@ def test_damage_is_named_at_its_first_bad_record(refused, run_dir):
     (run_dir / "record" / payloads).unlink()
     line = refused(run_dir)
     assert f"record/{payloads} is missing" in line and "tape/000001.seg record " in line
+
+
+def test_a_torn_tail_is_no_violation_and_is_said(call, run_dir, tmp_path):
+    segment = run_dir / "tape" / "000001.seg"
+    size = segment.stat().st_size
+    with segment.open("ab") as file:
+        file.write(b"half a commit")
+    code, out, _ = call("replay", run_dir, "--json")
+    said = json.loads(out)
+    assert code == 0 and said["identical"] is True
+    line = f"{segment}: 13 bytes after the last whole commit, from byte {size} on, are left out: "
+    assert said["left_out"].startswith(line)
+    code, out, err = call("replay", run_dir)
+    assert code == 0 and out.startswith("identical: ") and err == said["left_out"] + "\n"
+    code, out, err = call("export", run_dir, "--out", tmp_path / "model")
+    assert code == 0 and err == said["left_out"] + "\n"
+    assert json.loads(call("export", run_dir, "--out", tmp_path / "model", "--json")[1])["left_out"] == said["left_out"]
 
 
 def test_a_choice_of_record_that_is_none(call):

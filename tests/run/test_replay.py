@@ -394,10 +394,11 @@ def test_a_tape_cut_at_its_end_is_told_by_what_was_last_said_of_the_run(copy, sa
     assert replayed(copy).identical
     last = sorted((copy / "tape").iterdir())[-1]
     last.unlink()
-    end, left = records_of(copy)[-1], len(commits_of(copy))
+    end, left = sorted((copy / "tape").iterdir())[-1], len(commits_of(copy))
     with pytest.raises(TapeDamaged) as caught:
         replayed(copy)
-    assert f"{named(end)}truncated: the tape ends with {left} merges, {said} says {merges}" in str(caught.value)
+    place = f"{end} at byte {end.stat().st_size}: "
+    assert f"{place}truncated: the tape ends with {left} merges, {said} says {merges}" in str(caught.value)
 
 
 def test_a_lost_end_of_the_run_is_told_too(copy):

@@ -118,6 +118,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     script = """
 import sys, pathlib
+from skerry.errors import StoreInUse
 from skerry.store import Store
 try:
     Store.open(pathlib.Path(sys.argv[1]))

@@ -249,13 +249,12 @@ def test_trusting_the_cache_at_open_is_caught(monkeypatch: pytest.MonkeyPatch) -
     """After a failed fsync and a restart without a power cut, a second sync proves nothing: rewrite."""
     place = tape_module._place
 
-    def place_only_if_it_differs(files: CrashFiles, number: int, data: bytes) -> None:
-        name = tape_module._name(number)
+    def place_only_if_it_differs(files: CrashFiles, name: str, data: bytes) -> None:
         if name in files.cache and files.read(name) == data:
             files.sync(name)
             files.sync_dir("tape")
         else:
-            place(files, number, data)
+            place(files, name, data)
 
     monkeypatch.setattr(tape_module, "_place", place_only_if_it_differs)
     assert is_caught(fail=True, power_cut=False)
@@ -264,9 +263,9 @@ def test_trusting_the_cache_at_open_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_appending_behind_a_torn_tail_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     place = tape_module._place
 
-    def place_unless_there(files: CrashFiles, number: int, data: bytes) -> None:
-        if tape_module._name(number) not in files.cache:
-            place(files, number, data)
+    def place_unless_there(files: CrashFiles, name: str, data: bytes) -> None:
+        if name not in files.cache:
+            place(files, name, data)
 
     monkeypatch.setattr(tape_module, "_place", place_unless_there)
     assert is_caught()

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from skerry.errors import StoreError, TapeDamaged, TapeUnknown
-from skerry.proof.sim.files import CrashFiles, Inode
+from skerry.proof.sim.files import Crash, CrashFiles, Inode
 from skerry.store import Tape, read_all
+from skerry.store.tape import CUTS_MAX, Cut
 
 GROUPS = [[b"a"], [b"bb", b"", b"bbb"], [b"cccc"], [b"d" * 20, b"dd"]]
 SEGMENT_1, SEGMENT_2 = "tape/000001.seg", "tape/000002.seg"
@@ -274,3 +275,63 @@ def test_mutated_tapes_raise_typed_errors_or_give_a_prefix() -> None:
             continue
         assert records == joined(GROUPS)[: len(records)]
     assert damaged_count > 100
+
+
+# ------------------------------------------------------------------------------------------ what was cut off
+
+
+def cuts_in(files: CrashFiles) -> dict[str, bytes]:
+    return {name: files.read(f"tape/{name}") for name in files.names("tape") if name.endswith(".cut")}
+
+
+def test_a_tail_is_kept_beside_the_tape_and_a_reader_leaves_it_in_place() -> None:
+    files, ends = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+    rotten = with_contents(s1=data[:-1] + b"?")
+    tail = rotten.read(SEGMENT_1)[ends[-2] :]
+    assert Tape.open(rotten, readonly=True)[0].cut == Cut(SEGMENT_1, ends[-2], tail)
+    assert cuts_in(rotten) == {} and rotten.read(SEGMENT_1).endswith(tail)
+    assert Tape.open(rotten)[0].cut == Cut(SEGMENT_1, ends[-2], tail, "tape/000001.1.cut")
+    assert cuts_in(rotten) == {"000001.1.cut": tail} and rotten.read(SEGMENT_1) == data[: ends[-2]]
+    assert Tape.open(rotten)[0].cut is None, "it is cut once"
+
+
+def test_a_segment_that_holds_no_commit_is_kept_whole() -> None:
+    files, _ = written([b"a"], b"fold")
+    torn = with_contents(s1=files.read(SEGMENT_1), s2=files.read(SEGMENT_2)[:-1])
+    tape, _ = Tape.open(torn)
+    assert tape.cut is not None and (tape.cut.name, tape.cut.offset) == (SEGMENT_2, 0)
+    assert cuts_in(torn) == {"000002.1.cut": files.read(SEGMENT_2)[:-1]}
+
+
+def test_kept_tails_are_never_overwritten_and_bounded_in_number() -> None:
+    files, _ = written([b"a"])
+    for n in range(CUTS_MAX + 3):
+        files.append(SEGMENT_1, b"tail %d" % n)
+        tape, records = Tape.open(files)
+        assert records == [b"a"]
+        assert tape.cut is not None and bool(tape.cut.kept) == (n < CUTS_MAX)
+    assert cuts_in(files) == {f"000001.{n + 1}.cut": b"tail %d" % n for n in range(CUTS_MAX)}
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_tail_is_durable_beside_the_tape_before_it_is_cut(power_cut: bool) -> None:
+    """Opening is broken off at each of its operations: the tail is in the segment or beside it, once."""
+    done, at = False, 0
+    while not done:
+        at += 1
+        files, _ = written([b"a"])
+        files.append(SEGMENT_1, b"tail")
+        files.sync(SEGMENT_1)
+        files.plan(crash_at=at)
+        try:
+            Tape.open(files)
+            done = True
+        except Crash:
+            if power_cut:
+                files.power_cut()
+        files.plan()
+        assert b"tail" in cuts_in(files).values() or files.read(SEGMENT_1).endswith(b"tail"), f"operation {at}"
+        assert Tape.open(files)[1] == [b"a"]
+        assert list(cuts_in(files).values()) == [b"tail"], f"operation {at}"
+    assert at > 6

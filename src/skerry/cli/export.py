@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,10 +43,13 @@ def run(words: Sequence[str]) -> int:
         "phase": state.phase,
         "merges": state.merges,
         "parameters": decode_layout(state.created.layout).param_count,
+        "left_out": store.left_out,
     }
     if options.json:
         cli.print_json(record)
     else:
+        if store.left_out:
+            print(store.left_out, file=sys.stderr)
         print(f"{out}  ({record['parameters']:,} parameters after {state.merges} merges)\nsha256 {digest}")
     return 0
 

@@ -87,6 +87,7 @@ def _record(report: Report, run_dir: Path) -> dict[str, Any]:
         "violations": len(report.violations),
         "violated": report.violations,
         "first_difference": report.first_difference,
+        "left_out": report.left_out,
         "model_sha256": report.model_sha256,
         "run_dir": str(run_dir),
     }
@@ -96,8 +97,9 @@ def _record(report: Report, run_dir: Path) -> dict[str, Any]:
 
 
 def _print(report: Report) -> None:
-    for line in [*report.violations, *([report.first_difference] if report.first_difference else [])]:
-        print(line, file=sys.stderr)
+    for line in [*report.violations, report.first_difference, report.left_out]:
+        if line:
+            print(line, file=sys.stderr)
     if not report.identical:
         print(f"not identical: {report.recomputed} of {report.merges} merges agreed up to there")
     elif report.record == "full":

@@ -130,9 +130,9 @@ def _check_whole(root: Path) -> None:
         return
     check_unused(root)
     with Store.open(root, readonly=True) as store:
-        cut = replay.cut_off(root, state_of(store.records).merges if store.records else 0)
+        cut = replay.cut_off(store, state_of(store.records) if store.records else None)
     if cut:
-        raise Refusal(f"{root}/tape: {cut}")
+        raise Refusal(cut)
 
 
 def _check_resume(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:

@@ -205,8 +205,8 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
         state = state_of(store.records)
         if state.phase == "closed":
             raise Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
-        if cut := replay.cut_off(run_dir, state.merges):
-            raise Refusal(f"--resume {run_dir}: {cut}")
+        if cut := replay.cut_off(store, state):
+            raise Refusal(cut)
         if damage := repair.damaged(store, state):
             raise Refusal(repair.explain(store.root, damage))
     config = configs.decode(state.created.config)

@@ -62,6 +62,7 @@ class Report:
     violations: list[str] = field(default_factory=list)
     first_difference: str | None = None
     model_sha256: str | None = None  # of the recomputed model, as export writes it
+    left_out: str = ""  # one line on bytes behind the last whole commit: a crash leaves such, it is no violation
     model: bytes = b""  # that file; without the excluded learner where one is
     excluded: Excluded | None = None
 
@@ -82,7 +83,7 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
     known = _known(store)
     if exclude is not None and known is not None and exclude not in known.lives:
         raise ReplayError(f"there is no learner {exclude!r} in this run, known are {', '.join(sorted(known.lives))}")
-    report, audit, walk = Report(), Audit(), _Walk(store, threads, exclude)
+    report, audit, walk = Report(left_out=store.left_out), Audit(), _Walk(store, threads, exclude)
     record: Record | None = None
     for record in store.history():
         fact = _decode(store, record)
@@ -100,11 +101,11 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
         if isinstance(fact, Committed):
             show(report.merges, max(report.merges, known.merges if known else 0))
     if record is None:
-        raise ReplayError(f"{store.root}: {cut_off(store.root, 0) or 'holds no run: check the path'}")
+        raise ReplayError(cut_off(store, None) or f"{store.root}: holds no run: check the path")
     # after a violation nobody knows whether the run is closed
     is_closed = bool(report.violations) or (audit.state is not None and audit.state.phase == "closed")
-    if lacking := _lacking(expected, report.merges, is_closed):
-        raise TapeDamaged(f"{_place(store, record)}: {lacking}")
+    if lacking := _lacking(store, expected, report.merges, is_closed):
+        raise TapeDamaged(lacking)
     report.checks, report.record = audit.checks, walk.record
     if report.identical and walk.is_full:
         assert audit.state is not None
@@ -139,19 +140,22 @@ def _known(store: Store) -> RunState | None:
     return None if audit.violations else audit.state
 
 
-def cut_off(root: Path, merges: int) -> str:
-    """Why a tape with this many merges cannot be all of it, by what was last said of the run; empty if it can."""
-    return _lacking(_last_words(root), merges, is_closed=True)
+def cut_off(store: Store, state: RunState | None) -> str:
+    """Why a tape that leads to this state cannot be all of it, by what was last said of the run; empty if it can."""
+    merges, is_closed = (state.merges, state.phase == "closed") if state is not None else (0, False)
+    return _lacking(store, _last_words(store.root), merges, is_closed)
 
 
-def _lacking(words: list[tuple[str, dict[str, Any]]], merges: int, is_closed: bool) -> str:
+def _lacking(store: Store, words: list[tuple[str, dict[str, Any]]], merges: int, is_closed: bool) -> str:
     """What the tape should hold by someone's last words and does not; `is_closed`: it holds the end, or may do so."""
     for name, said in words:
         lacks_end = said.get("phase") == "closed" and said["merges"] == merges and not is_closed
         if said["merges"] > merges or lacks_end:
             more = " and the end of the run" if lacks_end else ""
             told = f"{name} says {said['merges']}{more}"
-            return f"truncated: the tape ends with {merges} merges, {told}: restore it from a copy"
+            end = f"{store.root}/tape/{store.tape.number:06d}.seg at byte {store.tape.size}"
+            advice = f"restore it from a copy, or remove {name} to go on without what is lost"
+            return f"{end}: truncated: the tape ends with {merges} merges, {told}: {advice}"
     return ""
 
 

@@ -11,6 +11,7 @@ records say, so it is told which files to keep.
 from __future__ import annotations
 
 import errno
+import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 from skerry.errors import FileDamaged, StoreError, TapeDamaged, TapeUnknown
 
 from .files import DiskFiles, FileSystem, flat
-from .tape import Record, Tape, read_all
+from .tape import CUTS_MAX, Record, Tape, read_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept for good
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+log = logging.getLogger("skerry.store")
 
 
 class Store:
@@ -40,6 +43,8 @@ class Store:
         self._uncommitted: set[str] = set()  # put since the last commit
         self._durable: set[str] = set()  # put and committed by this process
         self.tape, self.records = Tape.open(files, readonly=readonly)
+        if self.left_out and not readonly:
+            log.warning("%s", self.left_out)
 
     def __repr__(self) -> str:
         state = self._stopped or ("reading" if self._readonly else f"{len(self._uncommitted)} uncommitted")
@@ -70,6 +75,18 @@ class Store:
             raise StoreError(_explain(root, "open", error)) from error
         except (TapeDamaged, TapeUnknown) as error:
             raise type(error)(f"{root}/{error}") from error
+
+    @property
+    def left_out(self) -> str:
+        """One line about bytes behind the last whole commit, which are not read; empty if there were none."""
+        cut = self.tape.cut
+        if cut is None:
+            return ""
+        where = f"{self.root}/{cut.name}: {len(cut.data)} bytes after the last whole commit, from byte {cut.offset} on,"
+        if self._readonly:
+            return f"{where} are left out: a commit torn by a crash, damaged, or under way"
+        kept = f"kept in {self.root}/{cut.kept}" if cut.kept else f"not kept, {CUTS_MAX} such files lie there already"
+        return f"{where} were cut off: a commit torn by a crash, or damaged; {kept}"
 
     def put(self, parts: Sequence[Buffer], folder: str = FILES) -> str:
         """Keep a file whose contents are `parts` joined; it lasts once a commit has followed."""

@@ -10,13 +10,14 @@ the state of everything before it, so opening reads only the last segment. Earli
 
 Torn tail or damage? A group is written only after everything before it was fsynced. So behind a bad group:
 - no intact group follows: it is the tail, torn by a crash and never acknowledged (or the very last group has
-  rotted, which nothing in the file can tell apart). It is cut off.
+  rotted, which nothing in the file can tell apart). It is cut off, and kept beside the tape for a person to look at.
 - an intact group follows: the bad bytes had been fsynced, a crash cannot have spoiled them. `TapeDamaged`.
 A group holds its own place and its predecessor's hash, so it can be recognised behind any damage.
 
 Opening for writing always copies the good part of the last segment to a fresh file and renames it into place:
 this cuts the tail, and makes durable what is only in the page cache. After a failed fsync Linux shows bytes
-there, marked clean, that never reached the disk; syncing such a file again succeeds and proves nothing.
+there, marked clean, that never reached the disk; syncing such a file again succeeds and proves nothing. The tail
+is durable in a file of its own, `000003.1.cut`, before it is cut; no segment is ever read from such a file.
 
 The tape does not know what a record says.
 """
@@ -36,6 +37,7 @@ from .files import FileSystem
 
 FORMAT_VERSION = 1
 GROUP_BYTES_MAX = 64 << 20  # payload of one commit
+CUTS_MAX = 16  # kept beside a tape: a full disk and an eager service manager may make one a second
 
 _SEGMENT_MAGIC = b"SKRYTAPE"
 _SEGMENT = struct.Struct("<8sHHI32s")
@@ -54,14 +56,24 @@ class Record(NamedTuple):
     body: bytes
 
 
+class Cut(NamedTuple):
+    """What lies behind the last whole group: in which file, from which byte on, and where it is kept once cut off."""
+
+    name: str
+    offset: int
+    data: bytes
+    kept: str = ""
+
+
 class Tape:
     """The open end of the tape. One writer; after a call that raised it must not be used again."""
 
-    def __init__(self, files: FileSystem, number: int, size: int, head: bytes) -> None:
+    def __init__(self, files: FileSystem, last: _Segment, cut: Cut | None) -> None:
         self._files = files
-        self.number = number  # of the last segment
-        self.size = size  # bytes in it: when to rotate
-        self.head = head  # hash of the last group
+        self.number = last.number  # of the last segment
+        self.size = len(last.good)  # bytes in it: when to rotate
+        self.head = last.head  # hash of the last group
+        self.cut = cut  # found behind it when it was opened; a reader leaves it where it is
 
     def __repr__(self) -> str:
         return f"Tape({_name(self.number)}, {self.size} bytes, head {self.head.hex()[:12]})"
@@ -69,15 +81,17 @@ class Tape:
     @classmethod
     def open(cls, files: FileSystem, *, readonly: bool = False) -> tuple[Tape, list[bytes]]:
         """The tape and the records of its last segment: the fold, if any, and everything since."""
-        last, torn = _last_segment(files)
+        last, cut = _last_segment(files)
         if not readonly:
-            if torn is not None:
-                files.remove(_name(torn))
+            if cut.data:
+                cut = _keep(files, cut)
+            if cut.name != _name(last.number):
+                files.remove(cut.name)
                 files.sync_dir("tape")
-            _place(files, last.number, last.good)
+            _place(files, _name(last.number), last.good)
             for leftover in [name for name in files.names("tape") if name.endswith(".tmp")]:
                 files.remove(f"tape/{leftover}")
-        return cls(files, last.number, len(last.good), last.head), [record.body for record in last.records]
+        return cls(files, last, cut if cut.data else None), [record.body for record in last.records]
 
     def append(self, bodies: Sequence[bytes]) -> None:
         """One group: durable on return; after a crash before that, all of it is there or nothing."""
@@ -90,7 +104,7 @@ class Tape:
         """Go on in a new segment that begins with the folded state; it appears whole or not at all."""
         header = _header(self.number + 1, self.head)
         group = _group(self.number + 1, len(header), self.head, [fold])
-        _place(self._files, self.number + 1, header + group)
+        _place(self._files, _name(self.number + 1), header + group)
         self.number, self.size, self.head = self.number + 1, len(header + group), group[-_HASH_BYTES:]
 
 
@@ -101,10 +115,8 @@ def read_all(files: FileSystem) -> Iterator[Record]:
     for expected, number in enumerate(numbers, start=1):
         if number != expected:
             raise TapeDamaged(f"{_name(expected)} is missing: restore it from a copy")
-        data = files.read(_name(number))
-        segment = _parse(data, number)
-        is_torn = len(segment.good) < len(data) or not segment.good
-        if is_torn and number != numbers[-1]:
+        segment = _parse(files.read(_name(number)), number)
+        if (segment.tail or not segment.good) and number != numbers[-1]:
             raise _damage(segment, "there is a later segment")
         if segment.good and segment.previous != head:
             raise TapeDamaged(f"{_name(number)} does not continue the segment before it: restore both")
@@ -118,38 +130,60 @@ class _Segment:
     previous: bytes = _NO_HASH
     head: bytes = _NO_HASH
     good: bytes = b""  # header and intact groups; empty when not even the header is right
+    tail: bytes = b""  # what follows them
     records: list[Record] = field(default_factory=list)
 
+    @property
+    def cut(self) -> Cut:
+        return Cut(_name(self.number), len(self.good), self.tail)
 
-def _last_segment(files: FileSystem) -> tuple[_Segment, int | None]:
-    """The segment to go on from, and the number of one after it that holds nothing, to be removed."""
+
+def _last_segment(files: FileSystem) -> tuple[_Segment, Cut]:
+    """The segment to go on from, and what is behind its good part or is a later one that holds no commit."""
     numbers = _numbers(files)
     if not numbers:
-        return _first_segment(), None
+        first = _first_segment()
+        return first, first.cut
     last = _parse(files.read(_name(numbers[-1])), numbers[-1])
     if last.records or (last.good and last.number == 1):
-        return last, None
+        return last, last.cut
     if last.number == 1:
-        return _first_segment(), None
+        return _first_segment(), last.cut
     # A later segment without its fold: nothing was committed in it; all before it was durable when it began.
     if last.number - 1 not in numbers:
         raise TapeDamaged(f"{_name(last.number - 1)} is missing: restore it from a copy")
-    data = files.read(_name(last.number - 1))
-    before = _parse(data, last.number - 1)
-    if len(before.good) < len(data) or not before.good:
+    before = _parse(files.read(_name(last.number - 1)), last.number - 1)
+    if before.tail or not before.good:
         raise _damage(before, "there is a later segment")
-    return before, last.number
+    return before, Cut(_name(last.number), 0, last.good + last.tail)
 
 
 def _first_segment() -> _Segment:
     return _Segment(1, good=_header(1, _NO_HASH))
 
 
-def _place(files: FileSystem, number: int, data: bytes) -> None:
-    temporary = f"tape/{number:06d}.tmp"
+def _keep(files: FileSystem, cut: Cut) -> Cut:
+    """Put the bytes beside the tape, unless `CUTS_MAX` lie there: none is overwritten, the oldest may matter most.
+
+    Where a crash came between keeping and cutting, the same bytes are there already. They are written again under the
+    same name: what is merely seen in the directory may exist in the cache alone.
+    """
+    there = [f"tape/{name}" for name in files.names("tape") if name.endswith(".cut")]
+    same = next((name for name in there if files.read(name) == cut.data), "")
+    if not same and len(there) >= CUTS_MAX:
+        return cut
+    stem = cut.name.removesuffix(".seg")
+    fresh = next(name for n in range(1, CUTS_MAX + 1) if (name := f"{stem}.{n}.cut") not in there)
+    _place(files, same or fresh, cut.data)
+    return cut._replace(kept=same or fresh)
+
+
+def _place(files: FileSystem, name: str, data: bytes) -> None:
+    """A file that is durable and whole, or not there."""
+    temporary = f"{name}.tmp"
     files.write(temporary, [data])
     files.sync(temporary)
-    files.rename(temporary, _name(number))
+    files.rename(temporary, name)
     files.sync_dir("tape")
 
 
@@ -167,7 +201,7 @@ def _parse(data: bytes, number: int) -> _Segment:
                 for count, (offset, body) in enumerate(group.bodies, start=len(segment.records))
             ]
             segment.head, end = group.hash, group.end
-    segment.good = data[:end]
+    segment.good, segment.tail = data[:end], data[end:]
     if (later := _intact_group_after(data, number, end)) is not None:
         raise _damage(segment, f"an intact one follows at byte {later}")
     return segment
