@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, LocalError
 from skerry.text import near
 
 PLAN = "plan"
@@ -153,7 +153,7 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     """A preset, then a TOML file, then dotted overrides; checked once, here."""
     tables: dict[str, Any] = msgspec.to_builtins(base)
     if file is not None:
-        _overlay(tables, _read_toml(file), str(file), aside=(PLAN,))
+        _overlay(tables, _read_config(file), str(file), aside=(PLAN,))
         _converted(tables, f"{file}: ")
     for key, value in overrides:
         *path, last = key.split(".")
@@ -172,7 +172,7 @@ def _converted(tables: dict[str, Any], where: str = "") -> Config:
 
 def plan_table(file: Path, known: Collection[str]) -> dict[str, Any]:
     """[plan] of a file that `resolve` has read before: the keys that the plan knows, nothing else."""
-    table: dict[str, Any] = _read_toml(file).get(PLAN, {})
+    table: dict[str, Any] = _read_config(file).get(PLAN, {})
     for key in table:
         if key not in known:
             raise ConfigError(f"{file}: unknown key {PLAN}.{key}: {near(key, known)}")
@@ -184,13 +184,18 @@ def most(path: str) -> float:
     return next(high for key, _, high in _RANGES if key == path)
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def _read_config(file: Path) -> dict[str, Any]:
+    return read_toml(file, ConfigError, "given to --config")
+
+
+def read_toml(file: Path, refusal: type[LocalError], which: str) -> dict[str, Any]:
+    """The tables of a file; `which` says whose path to check if it cannot be read."""
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}): check the path given to --config") from None
+        raise refusal(f"{file}: cannot be read ({error.strerror}): check the path {which}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: is not valid TOML: {error}") from None
+        raise refusal(f"{file}: is not valid TOML: {error}") from None
 
 
 def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside: Sequence[str] = ()) -> None:

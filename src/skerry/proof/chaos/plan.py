@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 import random
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from skerry.config import read_toml
 from skerry.errors import PlanError
 from skerry.text import near
 
@@ -32,6 +32,7 @@ LEARNERS_MAX = 64
 
 LINK = ("partition", "half_open", "delay", "bandwidth", "drop", "corrupt", "truncate")
 KINDS = ("kill", "stop", "slow", "disk_full", *LINK)
+ENDS_PROCESS = ("kill", "disk_full")  # its target is away until the next process is started
 MOMENTARY = ("drop", "corrupt", "truncate")
 GENTLE = ("slow", "delay", "bandwidth")  # things go on, only slower
 DIRECTED = ("half_open", "corrupt", "truncate")  # in a direction that is drawn if the plan names none
@@ -93,12 +94,7 @@ def read_plan(name_or_path: str) -> FaultPlan:
 
 
 def _plan(file: Path) -> FaultPlan:
-    try:
-        table = tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise PlanError(f"{file}: cannot be read ({error.strerror}): check the path of the plan") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{file}: is not valid TOML: {error}") from None
+    table = read_toml(file, PlanError, "of the plan")
     reader = _Reader(str(file), table, HEAD)
     learners = reader.number("learners", 4, 1, LEARNERS_MAX)
     if learners != int(learners):

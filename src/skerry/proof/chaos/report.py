@@ -22,6 +22,7 @@ from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Injected
 from skerry.core.ledger import MERGED
 from skerry.core.state import RunState, decode_fact
+from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.run import summary
 from skerry.run.tally import Tally, back_at, end_of
 from skerry.store.store import Store
@@ -29,7 +30,7 @@ from skerry.store.store import Store
 REPORT = "chaos.json"
 NEVER = math.inf
 INTERRUPTS = ("kill", "stop", "partition", "half_open", "drop", "corrupt", "truncate")
-SYNCER_AWAY = ("kill", "disk_full", "stop")
+SYNCER_AWAY = (*ENDS_PROCESS, "stop")
 STEP_GAP_S = 5.0  # beyond what its pace and its stops explain: a learner that waited
 KEPT = (
     "tokens_produced", "tokens_merged", "tokens_pending", "tokens_discarded", "merges", "contributors_mean",
@@ -84,7 +85,7 @@ def report(
         ),
         "merged_share": _ratio(merged, numbers["tokens_produced"]),
         "recovery_s": recoveries(t),
-        "syncer_restart_to_merge_s": max(_syncer_recoveries(t, ("kill", "disk_full")), default=None),
+        "syncer_restart_to_merge_s": max(_syncer_recoveries(t, ENDS_PROCESS), default=None),
         "syncer_epoch_to_merge_s": max(_epoch_recoveries(t), default=None),
         "ledger_balance": numbers["ledger"]["balance"],
         "twin_of_pace": _twin_of_pace(t, rates, speeds),

@@ -21,14 +21,13 @@ from typing import Any
 import msgspec
 
 from skerry.core.facts import Injected
-from skerry.proof.chaos.plan import LINK, MOMENTARY, Fault
+from skerry.proof.chaos.plan import ENDS_PROCESS, LINK, MOMENTARY, Fault
 from skerry.proof.chaos.proxy import Lane, Proxy, Weather
 from skerry.shell.local import LocalRun
 from skerry.store.store import Store
 
 FAULTS = "faults.jsonl"
 LAST_WORDS_BYTES = 4096  # what a syncer without disk may still write to its log
-ENDS_WITH_A_START = ("kill", "disk_full")  # over when the next process is started
 
 
 @dataclass
@@ -130,7 +129,7 @@ class ChaosRun(LocalRun):
         return True
 
     def _is_over(self, one: Done, passed_s: float) -> bool:
-        if one.fault.kind in ENDS_WITH_A_START:
+        if one.fault.kind in ENDS_PROCESS:
             return self.child(one.fault.target).started_at > one.at
         return passed_s >= one.fault.at_s + one.fault.for_s
 
@@ -144,9 +143,9 @@ class ChaosRun(LocalRun):
             self.pace_file(fault.target).unlink(missing_ok=True)
         elif fault.kind in LINK:
             self._set_weather(fault.target)
-        elif fault.kind in ENDS_WITH_A_START:
+        elif fault.kind in ENDS_PROCESS:
             one.until = max(one.at, self.child(fault.target).started_at)
-        if fault.kind not in (*MOMENTARY, *ENDS_WITH_A_START):  # those are told of otherwise
+        if fault.kind not in (*MOMENTARY, *ENDS_PROCESS):  # those are told of otherwise
             self.tell(f"{fault.kind} of {fault.target} is over")
         self._write(one, "ends", one.until)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import operator
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -168,12 +167,7 @@ def deciding(config: dict[str, Any], setting: dict[str, Any]) -> dict[str, dict[
 
 
 def read(file: Path) -> Study:
-    try:
-        table = tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise StudyError(f"{file}: cannot be read ({error.strerror}): check the path of the study") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{file}: is not valid TOML: {error}") from None
+    table = configs.read_toml(file, StudyError, "of the study")
     for key in table:
         if key not in HEAD:
             raise StudyError(f"{file}: unknown key {key}: {near(key, HEAD)}")

@@ -26,6 +26,7 @@ from skerry.core.facts import EpochStarted, Fact, Injected, LifeStarted, RunCrea
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL
 from skerry.errors import MeasurementError
+from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
 from skerry.run.facts import facts_of
 from skerry.run.tally import Tally, end_of
@@ -33,7 +34,6 @@ from skerry.shell.local import LOCAL, Local
 from skerry.store.store import Store
 
 LATENCY_S = 0.001  # of a link no fault delays: the tape does not say
-SYNCER_AWAY = ("kill", "disk_full")
 CUTS = ("drop", "corrupt", "truncate")
 STOP_SHARE = 0.9  # a step that took so much of a stop was stopped
 Span = tuple[float, float]
@@ -172,7 +172,7 @@ def _absences(facts: Sequence[Fact], faults: Sequence[Injected], began: float) -
     for fact in facts:
         if isinstance(fact, EpochStarted) and fact.epoch > 1:
             until = fact.at - began
-            ends = [f.at for f in faults if f.target == "syncer" and f.kind in SYNCER_AWAY and f.at < until]
+            ends = [f.at for f in faults if f.target == "syncer" and f.kind in ENDS_PROCESS and f.at < until]
             found.append((max(last - began, *ends) if ends else last - began, until))
         if not isinstance(fact, Injected):
             last = fact.at
