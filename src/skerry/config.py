@@ -163,6 +163,27 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     return _converted(tables)
 
 
+def said(base: Config, file: Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> list[str]:
+    """The keys that a preset, a file and overrides speak of, dotted; a key left to its default is not among them."""
+    defaults = msgspec.to_builtins(Config())
+    tables = {name: table.items() - defaults[name].items() for name, table in msgspec.to_builtins(base).items()}
+    keys = [f"{name}.{key}" for name, items in tables.items() for key, _ in sorted(items)]
+    if file is not None:
+        keys += [f"{name}.{key}" for name, table in _read_toml(file).items() if name != PLAN for key in table]
+    return list(dict.fromkeys([*keys, *(key for key, _ in overrides)]))
+
+
+def differences(given: Config, recorded: Config, keys: Iterable[str]) -> list[str]:
+    """Where two configurations differ in these keys: the key, the value given and the value recorded."""
+    pairs = [(key, _value(given, key), _value(recorded, key)) for key in keys]
+    return [f"{key} = {_in_toml(ours)} (the run has {_in_toml(its)})" for key, ours, its in pairs if ours != its]
+
+
+def _value(config: Config, path: str) -> Any:
+    table, key = path.split(".")
+    return getattr(getattr(config, table), key)
+
+
 def _converted(tables: dict[str, Any], where: str = "") -> Config:
     try:
         return msgspec.convert(tables, Config)
@@ -265,8 +286,7 @@ def _problems(c: Config) -> Iterable[str]:
         said = " and ".join(budgets) or "none"
         yield f"run: exactly one of run.tokens, run.steps and run.minutes is the budget, {said} set"
     for path, low, high in _RANGES:
-        table, key = path.split(".")
-        value = getattr(getattr(c, table), key)
+        value = _value(c, path)
         if not low <= value <= high:
             yield f"{path} = {value}: must be from {low} to {high}"
     k = c.sync.quorum

@@ -318,10 +318,20 @@ def stopped_run(tmp_path_factory):
 
 
 def test_a_run_goes_on_only_with_its_own_configuration(folder, refused, stopped_run):
-    write(folder, "")
+    """What is said and differs is named, up to a few keys, with the value given and the value recorded."""
+    write(folder, "[sync]\nquorum = 1\ngrace = 0.5\n")
     before = tree(stopped_run)
-    for words in (["--sync.quorum", "1"], ["--config", "run.toml"]):
-        assert "goes on with its own configuration" in refused("syncer", "--run", stopped_run, "--port", "0", *words)
+    serve = ["syncer", "--run", stopped_run, "--port", "0"]
+    own = f"{stopped_run}: holds a run, which goes on with its own configuration: "
+    advice = ": leave it out, or give --run a fresh directory"
+    line = refused(*serve, "--run.learners", "2", "--run.steps", "5")
+    assert line == f"{own}run.steps = 5 (the run has 1000000){advice}"
+    line = refused(*serve, "--config", "run.toml")
+    assert line == f"{own}sync.grace = 0.5 (the run has 0.8){advice}"
+    line = refused(*serve, "--preset", "paper")
+    assert line.startswith(f"{own}outer.lr = 0.7 (the run has 0.4), ") and line.endswith(f" and 1 more{advice}")
+    assert "unknown key sync.quorom" in refused(*serve, "--sync.quorom", "1")
+    assert "gone.toml: cannot be read (No such file" in refused(*serve, "--config", "gone.toml")
     for words in (["--sync.quorum", "1"], ["--learners", "2"], ["--seed", "3"]):
         assert f"leave {words[0]} out" in refused("train", "--resume", stopped_run, *words)
     assert tree(stopped_run) == before

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from e2e.processes import Puppet, Running, Syncer, facts_of, processes_naming, skerry, status_of, until
+from e2e.processes import Puppet, Running, Syncer, facts_of, processes_naming, skerry, status_of, until, write_genesis
 from skerry.core.facts import Discarded, LifeStarted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,6 +48,26 @@ def test_ctrl_c_leaves_no_process_and_the_run_can_be_resumed(tmp_path):
     assert not processes_naming(str(run_dir))
     closed = skerry("train", "--resume", run_dir)
     assert closed.returncode == 2 and "this run is closed" in closed.stderr
+
+
+def test_the_command_that_began_a_run_goes_on_with_it_after_a_kill(tmp_path):
+    """What a service manager does: the same words again, whatever happened to the process before."""
+    (tmp_path / "run.toml").write_text("[sync]\nquorum = 1\nnum_fragments = 2\npolicy = 'fixed'\nsync_every = 2\n")
+    words = ["--genesis", write_genesis(tmp_path / "genesis"), "--config", tmp_path / "run.toml"]
+    words += ["--run.tokens", "1e9", "--run.learners", "2", "--sync.fragment_sync_delay=1", "--preset", "local"]
+    merges = 0
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with Running(tmp_path, "syncer", "--run", tmp_path / "run", "--port", "0", *words) as syncer:
+            until(lambda pid=syncer.process.pid: status_of(tmp_path / "run").get("pid") == pid, "the syncer")
+            status = status_of(tmp_path / "run")
+            assert status["merges"] >= merges
+            with Puppet(int(status["address"].rpartition(":")[2])) as puppet:
+                assert puppet.life == status["epoch"]
+                merges += bool(puppet.merge_once())
+            syncer.signal(number)
+            assert syncer.wait() == (-number if number == signal.SIGKILL else 0), syncer.said
+    assert "has the run's layout; its values are not looked at" in syncer.said
+    assert "skerry: interrupted after 2 merges; the same command goes on from there" in syncer.said
 
 
 def test_sigterm_lets_a_lone_learner_hand_over_its_work_and_leave(tmp_path):

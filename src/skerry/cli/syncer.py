@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import queue
 import subprocess
@@ -19,10 +20,10 @@ from skerry import algo, cli
 from skerry import config as configs
 from skerry.algo import fragments
 from skerry.algo.fragments import decode_layout
-from skerry.core.state import state_of
+from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
 from skerry.run import repair, replay
-from skerry.run.genesis import create_run, read_genesis
+from skerry.run.genesis import create_run, read_genesis, read_layout
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
@@ -33,6 +34,10 @@ from skerry.train.shapes import shape_of
 from skerry.wire.tcp import Server
 
 First = tuple[configs.Config, fragments.Layout, dict[str, npt.NDArray[Any]]]
+Overrides = list[tuple[str, Any]]
+DIFFERENCES_SHOWN = 3
+
+log = logging.getLogger("skerry.syncer")
 
 
 def run(words: Sequence[str]) -> int:
@@ -47,7 +52,7 @@ def run(words: Sequence[str]) -> int:
         "--genesis", type=Path, help="safetensors with the first values (default: the built-in GPT, seeded)"
     )
     parser.add_argument("--config", type=Path, help="TOML file")
-    parser.add_argument("--preset", choices=sorted(configs.PRESETS), default="default")
+    parser.add_argument("--preset", choices=sorted(configs.PRESETS), help="what the file and overrides start from")
     parser.add_argument(
         "--repair",
         nargs="?",
@@ -63,20 +68,29 @@ def run(words: Sequence[str]) -> int:
     cli.log_to_stderr("syncer")
     token = read_token(options.token_file) if options.token_file else None
     port = _check_address(options.host, options.port, token)
-    store = open_run(options.run, options.genesis, options, overrides)
+    store = open_run(options, overrides)
     wanted = until_signalled(options.parent)
     if options.repair:
         options.port = port  # learners dial again where they were asked for their copies
         store = _repaired(store, options, token, wanted)
     with store:
         shell = _shell(store, options, token)
-        print(f"skerry: serving {options.run} on {shell.server.address}", file=sys.stderr)
+        state = shell.node.machine.state
+        stage = f"goes on after {state.merges} merges" if state.merges else "no merge yet"
+        print(f"skerry: serving {options.run} on {shell.server.address} ({stage})", file=sys.stderr)
         algo.warm_up()
         reason = shell.run(wanted)
-        state = shell.node.machine.state
+    print(f"skerry: {_last_line(reason, state, options.run)}", file=sys.stderr)
     if options.json:
         cli.print_json({"ended": reason, "phase": state.phase, "merges": state.merges, "run_dir": str(options.run)})
     return 0
+
+
+def _last_line(reason: str, state: RunState, root: Path) -> str:
+    """How it ended, and what an operator does next."""
+    if reason == "closed":
+        return f"the run is closed after {state.merges} merges; its model: skerry export {root}"
+    return f"interrupted after {state.merges} merges; the same command goes on from there"
 
 
 def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> SyncerShell:
@@ -107,21 +121,21 @@ def _no_payload(message: object) -> int:
     raise ProtocolError(f"{type(message).__name__} before the run is open")
 
 
-def open_run(root: Path, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> Store:
+def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
     """The run in this directory, created if it holds none; bad input is refused before anything is written."""
-    first = None if os.path.isdir(root / "tape") else _first(genesis, options, overrides)
-    _check_whole(root)
-    store = Store.open(root)
+    first = None if os.path.isdir(options.run / "tape") else _first(options, overrides)
+    _check_whole(options.run)
+    store = Store.open(options.run)
     try:
         if store.records:
-            _check_resume(store, genesis, options, overrides)
+            _check_resume(store, options, overrides)
             return store
-        create_run(store, *(first or _first(genesis, options, overrides)), time.time())
+        create_run(store, *(first or _first(options, overrides)), time.time())
     except BaseException:
         store.close()
         raise
     store.close()
-    return Store.open(root)
+    return Store.open(options.run)
 
 
 def _check_whole(root: Path) -> None:
@@ -135,27 +149,42 @@ def _check_whole(root: Path) -> None:
         raise Refusal(cut)
 
 
-def _check_resume(store: Store, genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> None:
+def _check_resume(store: Store, options: argparse.Namespace, overrides: Overrides) -> None:
+    """The command that began a run goes on with it, so that a service manager need not know which it does."""
     state = state_of(store.records)
     if state.phase == "closed":
         raise Refusal(f"{store.root}: this run is closed; export it, or give --run a fresh directory")
-    if overrides or getattr(options, "config", None):
-        raise Refusal(
-            f"{store.root}: holds a run, which goes on with its own configuration: leave --config and overrides out"
-        )
-    if genesis is not None:
-        difference = fragments.first_difference(read_genesis(genesis)[0], decode_layout(state.created.layout))
+    _check_config(store.root, configs.decode(state.created.config), options, overrides)
+    if options.genesis is not None:
+        difference = fragments.first_difference(read_layout(options.genesis), decode_layout(state.created.layout))
         if difference:
-            raise Refusal(f"{store.root}: holds a run of another model: {difference} (here: {genesis}, there: the run)")
+            where = f"(here: {options.genesis}, there: the run)"
+            raise Refusal(f"{store.root}: holds a run of another model: {difference} {where}")
+        log.info("%s has the run's layout; its values are not looked at, the run has its own", options.genesis)
 
 
-def _first(genesis: Path | None, options: object, overrides: list[tuple[str, object]]) -> First:
+def _check_config(root: Path, recorded: configs.Config, options: argparse.Namespace, overrides: Overrides) -> None:
+    """Refuse what is said and differs from the run's own configuration; what is not said may have a new default."""
+    base = _base(options)
+    given = configs.resolve(base, options.config, overrides)
+    differences = configs.differences(given, recorded, configs.said(base, options.config, overrides))
+    if differences:
+        more = len(differences) - DIFFERENCES_SHOWN
+        shown = ", ".join(differences[:DIFFERENCES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        advice = "leave it out, or give --run a fresh directory"
+        raise Refusal(f"{root}: holds a run, which goes on with its own configuration: {shown}: {advice}")
+
+
+def _base(options: argparse.Namespace) -> configs.Config:
+    return configs.PRESETS[options.preset or "default"]()
+
+
+def _first(options: argparse.Namespace, overrides: Overrides) -> First:
     """The configuration, layout and first values of a new run."""
-    base = configs.PRESETS[getattr(options, "preset", "default")]()
-    config = configs.validate(configs.resolve(base, getattr(options, "config", None), overrides))
+    config = configs.validate(configs.resolve(_base(options), options.config, overrides))
     shape_of(config.model)
-    if genesis is not None:
-        return config, *read_genesis(genesis)
+    if options.genesis is not None:
+        return config, *read_genesis(options.genesis)
     cli.need("torch", "torch", "the built-in model, without --genesis FILE")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "genesis.safetensors"
