@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.algo import kernels, warm_up
-from skerry.algo.codecs import CODECS, accumulate, decode, encode, inspect, norms, payload_bytes
+from skerry.algo.codecs import CODECS, accumulate_parts, decode, encode, inspect, payload_bytes, readable
 from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, layout_of, padded, split
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
@@ -159,14 +159,14 @@ def test_zero_blocks_stay_zero_and_tiny_ones_do_not_blow_up(codec):
 def test_wrong_lengths_are_refused(codec, size):
     payload = encode(codec, gaussian(size))
     fragment = fragment_of(size)
-    acc, one = np.zeros(size, np.float32), np.ones(1, np.float32)
+    acc = np.zeros(size, np.float32)
     for wrong in (payload[:-1], payload[:0], np.concatenate([payload, payload[:4]])):
         with pytest.raises(ValueError, match="payload of"):
             decode(codec, wrong, out=acc)
         with pytest.raises(ValueError, match="payload of"):
             inspect(codec, wrong, fragment)
         with pytest.raises(ValueError, match="payload of"):
-            accumulate(codec, wrong, fragment, one, acc, 0, fragment.row_count)
+            readable(codec, wrong, size)
     with pytest.raises(ValueError, match="payload of"):
         decode(codec, payload[:-1])
     with pytest.raises(ValueError, match="whole number of blocks"):
@@ -220,7 +220,8 @@ def test_accumulate_rounds_each_product_then_adds(codec):
     start = gaussian(fragment.size, seed=9)
     acc = start.copy()
     lo, hi = 1, fragment.row_count - 1
-    accumulate(codec, payload, fragment, coefficients, acc, lo, hi)
+    parts = readable(codec, payload, fragment.size)
+    accumulate_parts(codec, parts, fragment, coefficients, acc, lo, hi)
     spread = coefficients[np.repeat(fragment.row_slot, fragment.row_stop - fragment.row_start)]
     expected = start + spread * decode(codec, payload)
     touched = slice(fragment.row_start[lo], fragment.row_stop[hi - 1])
@@ -237,7 +238,7 @@ def test_inspect_measures_what_decode_gives(codec, extents):
     decoded = decode(codec, payload)
     seen = inspect(codec, payload, fragment)
     assert seen.finite and seen.max_abs == np.abs(decoded).max()
-    assert seen.norms.tobytes() == norms(decoded, fragment).tobytes()
+    assert seen.norms.tobytes() == inspect("fp32", decoded.view(np.uint8), fragment).norms.tobytes()
     for norm, slot in zip(seen.norms, fragment.slots, strict=True):
         exact = np.linalg.norm(decoded[slot.offset : slot.padded_stop].astype(np.float64))
         np.testing.assert_allclose(norm, exact, rtol=1e-12)
@@ -256,7 +257,7 @@ def test_row_norms_add_fixed_lanes_in_order():
         for lane in lanes:
             row += lane
         total += row
-    assert norms(x, fragment)[0] == np.sqrt(total)
+    assert inspect("fp32", x.view(np.uint8), fragment).norms[0] == np.sqrt(total)
 
 
 @every_codec
@@ -315,9 +316,8 @@ def test_after_warm_up_no_kind_of_array_makes_a_kernel_compile_again():
         ):
             decode(codec, raw, out=acc)
             inspect(codec, raw, fragment)
-            accumulate(codec, raw, fragment, one, acc, 0, fragment.row_count)
-    norms(x, fragment)
-    norms(kernels.frozen(x), fragment)
+            parts = readable(codec, raw, fragment.size)
+            accumulate_parts(codec, parts, fragment, one, acc, 0, fragment.row_count)
     assert signatures() == warm
 
 

@@ -8,7 +8,8 @@ from safetensors.numpy import save_file
 
 from cli.called import called
 from skerry import config as configs
-from skerry.train.shapes import SHAPES, parameter_count
+from skerry.plan import layouts
+from skerry.train.shapes import SHAPES
 
 BANDWIDTH = ("bandwidth", "--params", "5e9", "--step-s", "1", "--sites", "8", "--learners", "8")
 RUN = ("run", "--mbit", "200", "--step-s", "0.5")
@@ -55,7 +56,7 @@ def test_a_run_from_a_file_with_a_link_for_each_learner(capsys, tmp_path):
     words = ("run", "--config", str(tmp_path / "run.toml"), *links)
     code, out, _ = run(capsys, *words, "--json")
     told = json.loads(out)
-    assert code == 0 and told["run"] == "isles" and told["params"] == parameter_count(SHAPES["10m"])
+    assert code == 0 and told["run"] == "isles" and told["params"] == layouts.built_in(SHAPES["10m"]).param_count
     assert {"fragments", "phases", "memory", "disk", "goodput", "suggested", "warnings"} <= set(told)
     assert [p["phase"] for p in told["phases"]] == ["warm", "steady"]
     steady = told["phases"][-1]

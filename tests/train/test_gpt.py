@@ -4,17 +4,9 @@ import pytest
 import torch
 
 from skerry.train.gpt import GPT, build, rotary, rotate
-from skerry.train.shapes import SHAPES, parameter_count
+from skerry.train.shapes import SHAPES
 
 TINY = {"layers": 2, "width": 32, "heads": 2, "context": 32}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_parameter_count_is_exact(name):
-    shape = SHAPES[name]
-    with torch.device("meta"):
-        model = GPT(shape.layers, shape.width, shape.heads, shape.context)
-    assert sum(p.numel() for p in model.parameters()) == parameter_count(shape)
 
 
 def test_the_demo_shape_has_tensors_for_24_fragments():

@@ -138,16 +138,6 @@ def decode(codec: str, payload: Array, out: F32 | None = None, threads: int = 1)
     return values
 
 
-def accumulate(
-    codec: str, payload: Array, fragment: Fragment, coefficients: F32, acc: F32, row_lo: int, row_hi: int
-) -> None:
-    """acc ← acc + coefficients[slot] · decoded on rows [row_lo, row_hi); products rounded, then added."""
-    parts = readable(codec, payload, fragment.size)
-    check_flat(fragment.size, acc)
-    check_flat(len(fragment.slots), coefficients)
-    accumulate_parts(codec, parts, fragment, coefficients, acc, row_lo, row_hi)
-
-
 def inspect(codec: str, payload: Array, fragment: Fragment) -> Inspection:
     """Per-slot norms, finiteness and largest magnitude of what a payload decodes to, in one pass."""
     squares = np.empty(fragment.row_count, np.float64)
@@ -157,16 +147,10 @@ def inspect(codec: str, payload: Array, fragment: Fragment) -> Inspection:
     return Inspection(slot_norms(fragment, squares), math.isfinite(largest), largest)
 
 
-def norms(x: F32, fragment: Fragment) -> F64:
-    """Per-slot L2 norms of a flat fragment."""
-    check_flat(fragment.size, x)
-    return inspect("fp32", x.view(np.uint8), fragment).norms
-
-
 def accumulate_parts(
     codec: str, parts: Parts, fragment: Fragment, coefficients: F32, acc: F32, row_lo: int, row_hi: int
 ) -> None:
-    """`accumulate` for a payload already opened with `readable`."""
+    """acc ← acc + coefficients[slot] · decoded on rows [row_lo, row_hi); products rounded, then added."""
     assert 0 <= row_lo <= row_hi <= fragment.row_count
     rows = (fragment.row_start, fragment.row_stop, fragment.row_slot)
     _TABLE[codec].accumulate(*parts, *rows, frozen(coefficients), acc, row_lo, row_hi)

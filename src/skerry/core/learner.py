@@ -108,10 +108,6 @@ class LearnerMachine:
     def is_settled(self) -> bool:
         return all(p.mark_step == self.step_count and p.outstanding is None for p in self.positions)
 
-    @property
-    def unsettled_steps(self) -> int:
-        return max(self.step_count - p.mark_step for p in self.positions)
-
     def step(self, event: LearnerEvent, now: float) -> list[LearnerAction]:
         self._actions = []
         match event:

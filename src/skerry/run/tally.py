@@ -45,7 +45,6 @@ class Tally:
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
     training_at: float | None = None
     closing_at: float | None = None
-    closed_at: float | None = None
 
     def take(self, fact: Fact) -> None:
         match fact:
@@ -78,8 +77,6 @@ class Tally:
                     self.training_at = self.training_at or fact.at
                 elif fact.phase == "closing":
                     self.closing_at = fact.at
-                else:
-                    self.closed_at = fact.at
 
     def _book(self, rows: Iterable[Row], seen: Iterable[Seen]) -> None:
         for row in rows:

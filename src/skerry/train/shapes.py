@@ -28,15 +28,6 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def parameter_count(shape: Shape) -> int:
-    """Exactly as many numbers as `gpt.GPT` of this shape holds."""
-    attention = 4 * shape.width**2  # query, key and value; output
-    mlp = 2 * MLP_FACTOR * shape.width**2
-    norms = 2 * shape.width
-    embedding_and_head = 2 * BYTE_VALUES * shape.width
-    return embedding_and_head + shape.layers * (attention + mlp + norms) + shape.width
-
-
 def shape_of(model: Model) -> Shape:
     """The preset's shape with the numbers that were set in its place."""
     if model.preset not in SHAPES:

@@ -39,15 +39,14 @@ def nothing_left(tmp_path, monkeypatch):
 def test_no_step_is_completed_once_a_rank_is_killed():
     result = measure(ddp.FAILED_LEARNER)
     assert result.measured, result.why_not
-    assert result.rate_before > 0
-    assert result.impact == 1.0 and result.rate_during == 0.0
+    assert result.rate_before > 0 and result.rate_during == 0.0
     assert "rank 1 killed; rank 0" in result.what_happened
 
 
 def test_a_throttled_rank_slows_everybody_down():
     result = measure(ddp.THROTTLING)
     assert result.measured, result.why_not
-    assert 0.5 < result.impact < 1.0
+    assert 0.0 < result.rate_during < 0.5 * result.rate_before
     assert not result.is_bound
 
 

@@ -49,7 +49,6 @@ class DdpResult:
     fault: str
     rate_before: float = 0.0
     rate_during: float = 0.0
-    impact: float = 0.0
     seconds: float = 0.0  # of the window under the fault
     what_happened: str = ""
     is_bound: bool = False
@@ -158,7 +157,6 @@ class _Measurement:
             fault=self.fault,
             rate_before=_rate(before),
             rate_during=rate,
-            impact=1 - rate / _rate(before),
             seconds=ended - injected,
             what_happened=self._story(before, during),
             is_bound=is_bound,

@@ -39,7 +39,7 @@ class Parallel(DistributedDataParallel):
         return cast(nn.Module, self.module.tok_emb)
 
 
-def train(config: configs.Config, rank: int, world: int, log: Path) -> None:
+def train(config: configs.Config, rank: int, log: Path) -> None:
     """Step until ended from outside, or until the process group fails."""
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
     stream = Stream(corpus, rank, config.run.seed, config.data.batch, shape_of(config.model).context)
@@ -72,7 +72,7 @@ def main() -> None:
     end_with(options.parent)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", options.init, rank=options.rank, world_size=options.world)
-    train(configs.decode(options.config.read_bytes()), options.rank, options.world, options.log)
+    train(configs.decode(options.config.read_bytes()), options.rank, options.log)
 
 
 if __name__ == "__main__":
