@@ -169,7 +169,7 @@ def said(base: Config, file: Path | None = None, overrides: Iterable[tuple[str, 
     tables = {name: table.items() - defaults[name].items() for name, table in msgspec.to_builtins(base).items()}
     keys = [f"{name}.{key}" for name, items in tables.items() for key, _ in sorted(items)]
     if file is not None:
-        keys += [f"{name}.{key}" for name, table in read_toml(file).items() if name != PLAN for key in table]
+        keys += [f"{name}.{key}" for name, table in _read_config(file).items() if name != PLAN for key in table]
     return list(dict.fromkeys([*keys, *(key for key, _ in overrides)]))
 
 
