@@ -723,13 +723,29 @@ def test_design_the_next_life_knows_what_the_earlier_ones_did():
     assert (welcome.prior_steps, welcome.prior_tokens, welcome.index) == (7, 70, 0)
 
 
-def test_design_a_learner_ahead_of_an_older_backup_is_refused():
-    """A life, or a version, that this syncer never handed out."""
+def test_design_a_learner_ahead_of_the_tape_is_turned_away_but_not_for_good():
+    """A life, or a version, that this syncer never handed out: it is the syncer that lost something."""
     desk = Desk()
-    assert "older copy" in only(desk.join("a", "a9", life=4), Dismiss).reason
+    away = only(desk.join("a", "a9", life=4), Dismiss)
+    assert (
+        not away.final and "says it is in life 4, this syncer knows of 0: its run directory is an older" in away.reason
+    )
     desk.ready("b")
-    assert "older copy" in only(desk.report("b", 9, versions=[3, 0]), Dismiss).reason
+    away = only(desk.report("b", 9, versions=[3, 1]), Dismiss)
+    assert not away.final and "holds version 3 of fragment 0, this syncer knows of 0 (4 merges are" in away.reason
     assert not desk.machine.members["b"].connected
+    assert desk.machine.ahead.keys() == {"a", "b"}
+
+
+def test_design_a_learner_ahead_stays_out_until_its_process_or_the_syncers_is_another():
+    """Others may make as many versions again; those of the same number are not the same."""
+    desk = Desk()
+    desk.ready("a")
+    desk.report("a", 9, versions=[1, 0])
+    away = only(desk.join("a", desk.machine.state.lives["a"].process, life=1), Dismiss)
+    assert not away.final and away.reason == desk.machine.ahead["a"]
+    assert only(desk.join("a", "another"), Welcome).life == 2
+    assert desk.machine.ahead == {}
 
 
 def test_design_a_reconnecting_life_keeps_its_number():

@@ -284,7 +284,7 @@ class Pair:
             body = bytearray(payload) if payload is not None else None
             self.wires.append(Wire(learner, "", msgspec.msgpack.encode(message), body, tag))
 
-    def dismiss(self, learner, life, reason):
+    def dismiss(self, learner, life, reason, final):
         self.dismissed.append((learner, reason))
 
     def deliver(self):

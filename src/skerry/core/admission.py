@@ -6,6 +6,8 @@ is every seq up to the settled one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from skerry.core.facts import Row
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.messages import Contribution
@@ -44,24 +46,32 @@ def rows_of(c: Contribution, settled: Settled) -> list[Row]:
 
 
 def superseded(learner: str, life: int, newest: int) -> str:
-    """Why a process that says it is `life` of a learner is sent away."""
-    if life > newest:
-        return (
-            f"learner {learner} says it is in life {life}, this syncer knows of {newest}: "
-            "it runs from an older copy of the run directory; restore the newest one"
-        )
+    """Why a process that is not the newest life of a learner is sent away for good."""
     return (
         f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
         "give each process its own --name"
     )
 
 
-def ahead(learner: str) -> str:
-    """Why a learner with a version from the future is sent away: versions are durable before they are sent."""
+def unknown_life(learner: str, life: int, newest: int) -> str:
+    """What a life from the future says: lives are durable before a learner hears of them, so this tape lacks some."""
+    return f"learner {learner} says it is in life {life}, this syncer knows of {newest}: {LACKING}"
+
+
+def ahead(learner: str, held: Sequence[int], known: Sequence[int]) -> str:
+    """What versions from the future say, fragment by fragment; "" if there are none. They too are durable first."""
+    lost = [max(0, ours - its) for ours, its in zip(held, known, strict=True)]
+    if not any(lost):
+        return ""
+    p = lost.index(max(lost))
     return (
-        f"learner {learner} holds a version that this syncer does not know: "
-        "it runs from an older copy of the run directory; restore the newest one"
+        f"learner {learner} holds version {held[p]} of fragment {p}, this syncer knows of {known[p]} "
+        f"({sum(lost)} merges are missing at least): {LACKING}"
     )
 
 
+LACKING = (
+    "its run directory is an older copy, or the tape lost its end: restore the newest copy "
+    "(bytes that were cut off are in tape/*.cut), or restart the learners, which gives up what they hold"
+)
 CLOSED = "the run is closed: its budget is spent and everything is settled"

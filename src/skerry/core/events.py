@@ -148,11 +148,12 @@ class Merge(Struct, frozen=True):
 
 
 class Dismiss(Struct, frozen=True):
-    """Tell a superseded process why, and close its link."""
+    """Tell a process why it is not wanted, for good or (not `final`) at present, and close its link."""
 
     learner: str
     life: int
     reason: str
+    final: bool = True
 
 
 class Finish(Struct, frozen=True):

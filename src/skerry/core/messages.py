@@ -118,9 +118,14 @@ class Answer(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The syncer will not have this peer; `reason` is one line for a person."""
+    """The syncer will not have this peer; `reason` is one line for a person.
+
+    One that is not final ends the connection alone: something is wrong on the syncer's side, and until it is put right
+    a learner trains on and dials again.
+    """
 
     reason: str
+    final: bool = True
 
 
 class Pull(Struct, frozen=True, tag=True):

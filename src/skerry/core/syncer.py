@@ -86,6 +86,7 @@ class SyncerMachine:
         self.sync_s: float | None = None
         self.waiting = "for learners"  # why nothing merges right now
         self.refused: dict[str, int] = {}
+        self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples()
         self._sampled_at = now
         self.closing_since: float | None = now if state.phase == "closing" else None
@@ -157,22 +158,37 @@ class SyncerMachine:
 
     def _join(self, event: Joined) -> None:
         known = self.state.lives.get(event.learner)
+        newest = known.life if known else 0
         if known is not None and event.process == known.process:
+            if event.learner in self.ahead and self.state.phase != "closed":
+                self._turn_away(event.learner, 0, self.ahead[event.learner])
+                return
             self._welcome(event.learner, known.life)
             if self.state.phase == "closed":
                 self._send(self.members[event.learner], Done(self.state.epoch, known.life))
         elif self.state.phase == "closed":
             self._do(Dismiss(event.learner, 0, admission.CLOSED))
+        elif event.life > newest:
+            self._turn_away(event.learner, 0, admission.unknown_life(event.learner, event.life, newest))
         elif event.life > 0:
-            newest = known.life if known else 0
             self._do(Dismiss(event.learner, 0, admission.superseded(event.learner, event.life, newest)))
         else:
             self._begin_life(event)
+
+    def _turn_away(self, learner: str, life: int, why: str) -> None:
+        """It is this syncer that lost something, so the learner may come again; it is not merged with what it lacks.
+
+        Once for all of this process: were it let in when others have made as many versions, it would stand on one of
+        the same number that is not the same.
+        """
+        self.ahead[learner] = why
+        self._do(Dismiss(learner, life, why, final=False))
 
     def _begin_life(self, event: Joined) -> None:
         """A new process is a new life; what the old one had pending, and nobody holds, died with it."""
         known = self.state.lives.get(event.learner)
         life = known.life + 1 if known else 1
+        self.ahead.pop(event.learner, None)
         index = known.index if known else len(self.state.lives)
         member = self.members.get(event.learner)
         if member is not None and member.connected:
@@ -220,9 +236,10 @@ class SyncerMachine:
         member = self.members.get(report.learner)
         if member is None or member.life != report.life or not member.connected:
             return
-        if any(at.base_version > f.version for at, f in zip(report.positions, self.state.fragments, strict=True)):
-            member.disconnect()  # versions are durable before they are sent, so it is this syncer that lost some
-            self._do(Dismiss(report.learner, report.life, admission.ahead(report.learner)))
+        held = [at.base_version for at in report.positions]
+        if why := admission.ahead(report.learner, held, [f.version for f in self.state.fragments]):
+            member.disconnect()
+            self._turn_away(report.learner, report.life, why)
             return
         was_stepping = member.is_stepping
         if not member.take_report(report, self._now):
@@ -504,7 +521,8 @@ class SyncerMachine:
 
     def _explain(self, ready: list[Member], quorum: int) -> None:
         if len(ready) < quorum:
-            self.waiting = f"for learners: {len(ready)} ready, quorum {quorum}"
+            ahead = f", {len(self.ahead)} ahead of this tape" if self.ahead else ""
+            self.waiting = f"for learners: {len(ready)} ready{ahead}, quorum {quorum}"
         elif self.rounds:
             p = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q))
             self.waiting = f"fragment {p}: {self.rounds[p].reason}"

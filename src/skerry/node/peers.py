@@ -35,8 +35,10 @@ from skerry.node.syncer import SyncerNode
 from skerry.wire.transport import Endpoint, Lost, Opened, Received, Sent, WireEvent
 
 NAME = re.compile(r"[a-z0-9._-]{1,64}")
+TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that will not have this learner at present
 
 log = logging.getLogger("skerry.syncer")
+learner_log = logging.getLogger("skerry.learner")
 
 
 class Learners:
@@ -55,7 +57,7 @@ class Learners:
     def take(self, event: WireEvent, now: float) -> None:
         match event:
             case Opened():
-                log.info("connection from %s", event.address)
+                log.debug("connection from %s", event.address)
             case Received():
                 try:
                     self._received(event, now)
@@ -124,7 +126,7 @@ class Learners:
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)
         if who is None:
-            log.info("connection that is no learner's ended: %s", event.reason)
+            log.debug("connection that is no learner's ended: %s", event.reason)
         elif self.links.get(who) == event.peer:
             log.info("%s: %s", who[0], event.reason)
             del self.links[who]
@@ -162,11 +164,11 @@ class Learners:
         self.peers[peer] = (learner, life)
         log.info("%s joined (life %d)", learner, life)
 
-    def dismiss(self, learner: str, life: int, reason: str) -> None:
+    def dismiss(self, learner: str, life: int, reason: str, final: bool) -> None:
         peer = self.links.pop((learner, life), None) if life else self.joining.pop(learner, None)
         if peer is not None:
             self.peers.pop(peer, None)
-            self.endpoint.send(peer, Refused(reason))
+            self.endpoint.send(peer, Refused(reason, final))
             self.endpoint.drop(peer, reason)
 
 
@@ -178,17 +180,21 @@ class Uplink:
 
     def __init__(self) -> None:
         self.peer: int | None = None
+        self._is_turned_away = False  # on this connection: it is about to end, which is no news
+        self._said_at = float("-inf")
 
     def take(self, event: WireEvent) -> None:
         self.node.drain_boundaries()  # what the training thread did comes before what came after it
         match event:
             case Opened():
-                self.peer = event.peer
+                self.peer, self._is_turned_away = event.peer, False
                 self.node.relinked()
                 if self.node.machine is None:
                     self.send(self.node.hello(0))
                 else:
                     self.node.handle(Linked())
+            case Received(message=Refused(final=False) as refused):
+                self._turned_away(refused.reason)
             case Received():
                 if isinstance(event.message, Refused):
                     self.node.ended, self.node.refused = True, event.message.reason
@@ -200,9 +206,17 @@ class Uplink:
             case Lost():
                 if event.peer == self.peer:
                     self.peer = None
-                    logging.getLogger("skerry.learner").info("syncer lost: %s", event.reason)
+                    if not self._is_turned_away:
+                        learner_log.info("syncer lost: %s", event.reason)
                     if self.node.machine is not None:
                         self.node.handle(Unlinked())
+
+    def _turned_away(self, reason: str) -> None:
+        """The syncer hangs up and the endpoint dials again, until the right run is served; training goes on."""
+        self._is_turned_away = True
+        if self.node.clock() - self._said_at >= TURNED_AWAY_SAYS_S:
+            self._said_at = self.node.clock()
+            learner_log.warning("not taken in, training goes on: %s", reason)
 
     def payload_bytes(self, message: Message) -> int:
         """The only legal payload length of a publication; called by the I/O thread before it allocates."""

@@ -57,7 +57,7 @@ class Outbox(Protocol):
 
     def send(self, learner: str, life: int, message: SyncerMessage, payload: Payload | None, tag: object) -> None: ...
 
-    def dismiss(self, learner: str, life: int, reason: str) -> None: ...
+    def dismiss(self, learner: str, life: int, reason: str, final: bool) -> None: ...
 
 
 class SyncerNode:
@@ -86,6 +86,7 @@ class SyncerNode:
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.payloads: dict[tuple[str, int], tuple[int, Held]] = {}  # (learner, fragment) -> (seq, held)
         self.finished = ""
+        self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
         self._arriving: tuple[Contribution, Held] | None = None
         self._commits = 0
         self.commits_per_collect = COMMITS_PER_COLLECT
@@ -153,10 +154,16 @@ class SyncerNode:
             case Publish():
                 self._publish(action)
             case Dismiss():
-                log.warning("dismissed: %s", action.reason)
-                self.outbox.dismiss(action.learner, action.life, action.reason)
+                self._dismiss(action)
             case Finish():
                 self.finished = action.reason
+
+    def _dismiss(self, action: Dismiss) -> None:
+        """Said once: a learner that is not dismissed for good comes again every few seconds."""
+        if action.final or self._turned_away.get(action.learner) != action.reason:
+            log.warning("dismissed: %s", action.reason)
+        self._turned_away[action.learner] = action.reason
+        self.outbox.dismiss(action.learner, action.life, action.reason, action.final)
 
     def _write(self, facts: list[Fact]) -> None:
         """One group commit."""

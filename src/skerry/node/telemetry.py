@@ -26,6 +26,7 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "versions": [f.version for f in state.fragments],
         "tokens": tokens(state.ledger.totals(), len(state.fragments)),
         "refused": dict(sorted(machine.refused.items())),
+        "ahead": dict(sorted(machine.ahead.items())),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
         "learners": {name: _member(machine, name) for name in sorted(machine.members)},
