@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import logging
 import os
 import resource
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import msgspec
 import pytest
@@ -50,14 +50,7 @@ def folder(tmp_path, monkeypatch):
 def call(folder, capsys):
     """Run a command in this process: (exit code, stdout, stderr)."""
 
-    def run(*words):
-        handlers, level = logging.root.handlers[:], logging.root.level
-        try:
-            return called(capsys, *words)
-        finally:
-            logging.root.handlers[:], logging.root.level = handlers, level
-
-    return run
+    return partial(called, capsys)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Damaged runs at the command line: one line that names the file, the fragment, its version and the next step."""
 
 import json
-import logging
 import signal
 
 import pytest
@@ -30,10 +29,8 @@ def newest_file(run_dir):
 
 def refused(capsys, *words):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    logs, level = logging.root.handlers[:], logging.root.level
     with pytest.raises(SystemExit) as end:
         cli.main([*map(str, words), "--json"])
-    logging.root.handlers[:], logging.root.level = logs, level
     for number, handler in handlers.items():
         signal.signal(number, handler)
     captured = capsys.readouterr()

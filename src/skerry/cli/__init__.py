@@ -7,6 +7,7 @@ Theirs (bad input) is refused in one line on stderr with exit code 2; ours (a bu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import logging
 import os
@@ -14,7 +15,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, NoReturn, TypeVar
 
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        code = _dispatch(words)
+        with _logging_restored():
+            code = _dispatch(words)
     except KeyboardInterrupt:
         if as_json:
             print_json({"error": "interrupted"})
@@ -72,6 +74,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 1
     sys.stdout.flush()
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _logging_restored() -> Iterator[None]:
+    """What a command set up ends with it: a caller in the same process may close the stderr the command wrote to."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 _interrupts: list[int] = []
@@ -191,7 +204,8 @@ def tell(record: T, as_json: bool, show: Callable[[T], None]) -> None:
 
 
 def log_to_stderr(name: str, level: int = logging.INFO) -> None:
-    """One line a happening, with the process's name."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True
-    )
+    """One line a happening, with the process's name; nothing else logs until the command ends."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {name}: %(message)s", "%H:%M:%S"))
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(level)
