@@ -316,7 +316,7 @@ def test_a_run_goes_on_only_with_its_own_configuration(folder, refused, stopped_
     before = tree(stopped_run)
     serve = ["syncer", "--run", stopped_run, "--port", "0"]
     own = f"{stopped_run}: holds a run, which goes on with its own configuration: "
-    advice = ": leave it out, or give --run a fresh directory"
+    advice = ": leave out what differs, or give --run a fresh directory"
     line = refused(*serve, "--run.learners", "2", "--run.steps", "5")
     assert line == f"{own}run.steps = 5 (the run has 1000000){advice}"
     line = refused(*serve, "--config", "run.toml")

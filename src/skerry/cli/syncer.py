@@ -171,7 +171,7 @@ def _check_config(root: Path, recorded: configs.Config, options: argparse.Namesp
     if differences:
         more = len(differences) - DIFFERENCES_SHOWN
         shown = ", ".join(differences[:DIFFERENCES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        advice = "leave it out, or give --run a fresh directory"
+        advice = "leave out what differs, or give --run a fresh directory"
         raise Refusal(f"{root}: holds a run, which goes on with its own configuration: {shown}: {advice}")
 
 

@@ -51,6 +51,7 @@ class Learners:
         self.peers: dict[int, tuple[str, int]] = {}  # peer -> (learner, life)
         self.links: dict[tuple[str, int], int] = {}  # (learner, life) -> peer
         self.joining: dict[str, int] = {}  # learner -> peer that said hello and is not welcomed yet
+        self._turned_away: set[int] = set()  # peers of learners that come again every few seconds: their end is no news
 
     # ------------------------------------------------------------------------------------------ wire -> node
 
@@ -125,8 +126,10 @@ class Learners:
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)
-        if who is None:
-            log.debug("connection that is no learner's ended: %s", event.reason)
+        if event.peer in self._turned_away:
+            self._turned_away.discard(event.peer)
+        elif who is None:
+            log.info("connection that is no learner's ended: %s", event.reason)
         elif self.links.get(who) == event.peer:
             log.info("%s: %s", who[0], event.reason)
             del self.links[who]
@@ -168,6 +171,8 @@ class Learners:
         peer = self.links.pop((learner, life), None) if life else self.joining.pop(learner, None)
         if peer is not None:
             self.peers.pop(peer, None)
+            if not final:
+                self._turned_away.add(peer)
             self.endpoint.send(peer, Refused(reason, final))
             self.endpoint.drop(peer, reason)
 
