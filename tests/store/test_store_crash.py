@@ -23,6 +23,8 @@ from skerry.proof.sim.files import Crash, CrashFiles
 from skerry.store import Store
 from skerry.store import tape as tape_module
 
+pytestmark = pytest.mark.slow  # all of them together
+
 SEEDS = range(20)
 FRAGMENTS = 3
 STEPS = ("one", "group", "rotate", "one", "collect", "group", "collect first", "rotate", "collect", "one")

@@ -25,6 +25,7 @@ def weibull(count, seed=0):
     return COSTS.repair_s * delays / delays.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("learners", "rigid"), [(1, False), (2, False), (1, True)])
 def test_a_simulator_that_asks_every_chip_in_every_step_agrees_within_the_interval(learners, rigid):
     trials, total_s = 20, 0.25 * DAY_S
