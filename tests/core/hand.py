@@ -34,7 +34,7 @@ from skerry.core.events import (
     Told,
 )
 from skerry.core.facts import Committed, EpochStarted, RunCreated
-from skerry.core.learner import LearnerMachine
+from skerry.core.learner import LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import decode_fact, fold
 from skerry.core.syncer import SyncerMachine
@@ -256,9 +256,13 @@ class Bench:
         life = self.machine.life
         return self.step(Told(Publication(1, life, p, version, base, "fp32", b"", settled_seq, settled_step, 0.0)))
 
-    def contribute(self, p: int) -> Contribution:
+    @property
+    def report(self) -> Report:
+        return self.machine.report(Traffic(0, 0, 0, 0.0))
+
+    def contribute(self, p: int) -> Contribute:
         self.pull(p)
-        return only(self.boundary(), Contribute).contribution
+        return only(self.boundary(), Contribute)
 
 
 def of(actions: list[object], kind: type) -> list:

@@ -69,7 +69,8 @@ def test_alg1_learner_sends_its_position_every_step():
     """[P §3.1] Metadata is pushed, tensors are pulled: a step alone sends a report and no contribution."""
     bench = Bench()
     actions = bench.boundary()
-    report = only(actions, SendReport).report
+    assert of(actions, SendReport)
+    report = bench.report
     assert (report.step, report.tokens) == (1, TOKENS_PER_STEP)
     assert not of(actions, Contribute)
 
@@ -89,7 +90,7 @@ def test_design_contribution_is_taken_at_the_next_boundary():
     bench = Bench()
     bench.boundary()
     assert of(bench.pull(0), Snapshot)
-    c = only(bench.boundary(), Contribute).contribution
+    c = only(bench.boundary(), Contribute)
     assert (c.from_step, c.to_step, c.base_version) == (0, 2, 0)
 
 
@@ -166,7 +167,7 @@ def test_design_a_pull_that_meets_an_overwrite_is_answered_a_step_later():
     bench.publish(0, 1)
     assert of(bench.boundary(overwritten=(0,)), Snapshot)
     assert not of(bench.pull(0), Snapshot), "it is on its way"
-    c = only(bench.boundary(), Contribute).contribution
+    c = only(bench.boundary(), Contribute)
     assert (c.base_version, c.from_step, c.to_step) == (1, 2, 3)
 
 
@@ -198,9 +199,9 @@ def test_design_damaged_publication_is_asked_for_whole():
     bench = Bench()
     bench.step(Unusable(0))
     bench.publish(0, 5)
-    assert bench.machine.report().positions[0].want_full
+    assert bench.report.positions[0].want_full
     bench.publish(0, 5, base_version=FULL)
-    assert not bench.machine.report().positions[0].want_full
+    assert not bench.report.positions[0].want_full
 
 
 def test_design_messages_of_an_older_epoch_or_life_are_ignored():
@@ -256,7 +257,7 @@ def test_design_connection_loss_does_not_end_a_life():
     bench.boundary()
     assert only(bench.step(Linked()), SayHello).life == 1
     bench.welcome()
-    assert bench.machine.report().positions[0].outstanding_seq == c.seq
+    assert bench.report.positions[0].outstanding_seq == c.seq
     assert of(bench.pull(0), Resend)
 
 

@@ -141,7 +141,7 @@ class Loop:
     def boundary(self, steps=0, tokens=0, step_s=0.0):
         self.node.boundary(steps, tokens, step_s)
         if not self.is_late:
-            self.node.drain_boundaries()
+            self.node.catch_up()
 
     def drift(self, p):
         """Everything this learner holds that the world does not have: θ − Θ_b and residual, less what is merged."""
@@ -239,7 +239,7 @@ class Pair:
             self.deliver()
         for loop in self.loops.values():
             if loop.machine is not None:
-                loop.node.drain_boundaries()
+                loop.node.catch_up()
                 loop.node.handle(Ticked())
         self.syncer.handle(Ticked(), self.now)
         self.deliver()
@@ -266,7 +266,7 @@ class Pair:
                     closing.add(name)
                     loop.node.handle(Closing())
                     self.deliver()
-            return self.syncer.finished and all(loop.node.ended and self.is_current(loop) for loop in linked)
+            return self.syncer.finished and all(loop.machine.is_done and self.is_current(loop) for loop in linked)
 
         linked = [loop for loop in self.loops.values() if loop.is_linked]
         self.until(is_over)

@@ -43,7 +43,7 @@ class Watch:
 
     def read(self, fragment):
         p = fragment.index
-        self.taken[p] = self.loop.parameters.values[p] - self.loop.node._applied[p].base
+        self.taken[p] = self.loop.parameters.values[p] - self.loop.node.applied[p].base
         return self._read(fragment)
 
     def send(self, message, payload=None, tag=None):
@@ -55,7 +55,7 @@ class Watch:
         self._send(message, payload, tag)
 
     def boundary(self, *args):
-        loop, applied = self.loop, self.loop.node._applied
+        loop, applied = self.loop, self.loop.node.applied
         before = {p: (a.version, a.base, loop.parameters.values[p].copy()) for p, a in applied.items()}
         last = dict(self.last)
         self._boundary(*args)
@@ -224,13 +224,13 @@ def test_a_blend_waits_for_a_snapshot_that_is_on_its_way_and_leaves_it_whole(tmp
         snapshot = late.parameters.values[0] - base
         late.node.told(*kept_back[0])
         late.step()
-        assert late.node._applied[0].version == version, "not yet"
+        assert late.node.applied[0].version == version, "not yet"
         before = late.parameters.values[0].copy()
-        late.node.drain_boundaries()
+        late.node.catch_up()
         late.boundary()
-        assert late.node._applied[0].version == version + 1
+        assert late.node.applied[0].version == version + 1
         new, rest = late.node.bases[0], before - base - snapshot
         assert np.abs(rest).max() > 0.01
         np.testing.assert_allclose(late.parameters.values[0], new + snapshot + 0.25 * rest, rtol=0, atol=ROUNDING)
-        late.node.drain_boundaries()
+        late.node.catch_up()
         assert late.machine.positions[0].outstanding.base_version == version

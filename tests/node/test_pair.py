@@ -47,7 +47,7 @@ def catch_up(pair):
     """Let every learner pass a boundary without a step, so that what is prepared stands in its parameters."""
     for loop in pair.loops.values():
         loop.boundary()
-        loop.node.drain_boundaries()
+        loop.node.catch_up()
 
 
 def check_every_base(pair):
@@ -589,7 +589,7 @@ def test_a_drift_is_taken_from_the_base_that_stood_when_the_snapshot_was_taken(t
         drift = late.parameters.values[0] - base_values
         late.node.told(*kept_back[-1])
         assert late.machine.positions[0].base_version == kept_back[-1][0].version > base
-        late.node.drain_boundaries()
+        late.node.catch_up()
         assert late.machine.positions[0].outstanding.base_version == base
         np.testing.assert_array_equal(np.frombuffer(late.node.outstanding[0].payload, np.float32), drift)
         pair.tap = lambda learner, message, payload: (message, payload)

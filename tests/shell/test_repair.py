@@ -14,7 +14,6 @@ from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, unt
 from node.pair import NumpyParameters, Pair, config_of
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.audit import Audit
-from skerry.core.events import Ticked
 from skerry.core.facts import Committed, LifeStarted, Restored
 from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
 from skerry.core.state import state_of
@@ -95,6 +94,7 @@ class Training:
         self.shell = LearnerShell("island", layout, self.parameters, "127.0.0.1", port, None)
         self.may_step, self.rests, self.end = threading.Event(), threading.Event(), threading.Event()
         self.may_step.set()
+        self.steps = 0
         self.thread = threading.Thread(target=self._train)
         self.thread.start()
 
@@ -102,12 +102,13 @@ class Training:
         self.shell.start()
         while not self.end.wait(0.01):
             if not self.may_step.is_set():
-                self.shell._post(Ticked())  # the node thread has heard of every boundary once it has heard of this
+                until(lambda: self.shell.node.machine.step_count == self.steps, "the node to hear of every boundary")
                 self.rests.set()
                 self.may_step.wait()
             for values in self.parameters.values.values():
                 values += np.float32(1e-3)
             self.shell.step(10)
+            self.steps += 1
         self.shell.close(timeout_s=0.0)
 
     def rest(self, run_dir):

@@ -8,6 +8,8 @@ durable before the next one is.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from skerry.core.facts import Committed, Fact, Row, Seen
@@ -223,14 +225,12 @@ class Spoiled(Struct, frozen=True):
 
 
 class Closing(Struct, frozen=True):
-    """The training loop has ended by itself or was told to: take no further step."""
+    """The training loop has ended by itself or was told to: it takes no further step."""
+
+    limit_s: float | None = None  # how long the caller waits at most; None: as the run's configuration says
 
 
-class Gone(Struct, frozen=True):
-    """This process is about to end."""
-
-
-LearnerEvent = Boundary | Linked | Unlinked | Told | Prepared | Unusable | Spoiled | Closing | Gone | Ticked
+LearnerEvent = Boundary | Linked | Unlinked | Told | Prepared | Unusable | Spoiled | Closing | Ticked
 
 
 # ---------------------------------------------------------------------------------------------- learner: actions
@@ -241,7 +241,7 @@ class SayHello(Struct, frozen=True):
 
 
 class SendReport(Struct, frozen=True):
-    report: Report
+    """Send `machine.report`, with what the link has counted."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -251,9 +251,17 @@ class Snapshot(Struct, frozen=True):
 
 
 class Contribute(Struct, frozen=True):
-    """Encode the snapshot's drift, keep the bytes until it is settled, and send them."""
+    """Encode the snapshot's drift over the work in (from, to], keep the bytes until it is settled, and send them."""
 
-    contribution: Contribution  # without digest
+    life: int
+    seq: int
+    fragment: int
+    base_version: int
+    from_step: int
+    from_tokens: int
+    to_step: int
+    to_tokens: int
+    codec: str
 
 
 class Resend(Struct, frozen=True):
@@ -276,10 +284,20 @@ class FastForward(Struct, frozen=True):
     reset_optimizer: bool
 
 
-class End(Struct, frozen=True):
-    """The run is over for this learner; `refused` holds the syncer's words if it will not have it."""
+WayOut = Literal[
+    "settled",  # it left by itself, and all its work is settled
+    "done",  # the run is closed, and all its work is settled
+    "no last versions",  # the run is closed, but versions with its last work did not come
+    "timeout",  # somebody else did not do their part in time
+    "refused",  # the syncer will not have it
+]
 
-    refused: str = ""
+
+class Leave(Struct, frozen=True):
+    """Nothing is left to do for this process: the training loop may end."""
+
+    way: WayOut
+    refusal: str = ""  # the syncer's own words
 
 
-LearnerAction = SayHello | SendReport | Snapshot | Contribute | Resend | Adopt | FastForward | End
+LearnerAction = SayHello | SendReport | Snapshot | Contribute | Resend | Adopt | FastForward | Leave

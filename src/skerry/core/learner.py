@@ -5,11 +5,15 @@
 Invariants: at most one contribution per fragment is outstanding, and until it is settled every pull of that fragment is
 answered with its same bytes; a mark never goes back; versions are adopted only upwards, a delta only on exactly its
 base. No step depends on any of this: the training loop never waits. No array here; drift and bytes are the node's.
+
+The way out: once the training loop has closed, every event is followed by a look at whether the process may end. The
+last report says "left", `Leave` says why, and after that the machine does nothing any more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from skerry.config import Config
 from skerry.core.events import (
@@ -17,11 +21,10 @@ from skerry.core.events import (
     Boundary,
     Closing,
     Contribute,
-    End,
     FastForward,
-    Gone,
     LearnerAction,
     LearnerEvent,
+    Leave,
     Linked,
     Prepared,
     Resend,
@@ -33,10 +36,10 @@ from skerry.core.events import (
     Told,
     Unlinked,
     Unusable,
+    WayOut,
 )
 from skerry.core.messages import (
     FULL,
-    Contribution,
     Done,
     FragmentPosition,
     Publication,
@@ -50,6 +53,8 @@ from skerry.core.messages import (
 
 REPORT_S_MIN = 0.05  # at most one report per this long while stepping
 REPORT_S_MAX = 1.0  # and one at least this often while linked
+LAST_VERSIONS_S = 2.0  # after the word that the run is done, which may overtake the last versions
+CLOSE_MARGIN_S = 5.0  # beyond the syncer's own limit on closing, so that its word comes first
 
 
 @dataclass
@@ -59,15 +64,24 @@ class Position:
     base_version: int = FULL
     mark_step: int = 0
     mark_tokens: int = 0
-    outstanding: Contribution | None = None
+    outstanding: Contribute | None = None
     snapshot_due: bool = False
     want_full: bool = False
+
+
+class Traffic(NamedTuple):
+    """What a learner's link has carried in this life."""
+
+    bytes_up: int
+    bytes_down: int
+    payload_bytes: int  # of publications received,
+    payload_s: float  # and the seconds from their first bytes to their last
 
 
 class LearnerMachine:
     """Decides for one learner process; a new process is a new machine and a new life."""
 
-    def __init__(self, learner: str, config: Config | None, fragment_count: int) -> None:
+    def __init__(self, learner: str, config: Config, fragment_count: int) -> None:
         self.learner = learner
         self.config = config
         self.fragment_count = fragment_count
@@ -90,6 +104,10 @@ class LearnerMachine:
         self._lossless = False
         self._fast_forwarding = False
         self._has_news = False
+        self._done_at: float | None = None
+        self._closing_at: float | None = None
+        self._limit_s: float | None = None  # the caller's own, on closing
+        self._refusal = ""
         self._actions: list[LearnerAction] = []
 
     def __repr__(self) -> str:
@@ -108,8 +126,15 @@ class LearnerMachine:
     def is_settled(self) -> bool:
         return all(p.mark_step == self.step_count and p.outstanding is None for p in self.positions)
 
+    @property
+    def is_done(self) -> bool:
+        """The syncer has said that the run is closed."""
+        return self._done_at is not None
+
     def step(self, event: LearnerEvent, now: float) -> list[LearnerAction]:
         self._actions = []
+        if self.state == "left":
+            return []
         match event:
             case Boundary():
                 self._boundary(event)
@@ -118,7 +143,7 @@ class LearnerMachine:
             case Unlinked():
                 self.linked = False
             case Told():
-                self._told(event)
+                self._told(event, now)
             case Prepared():
                 self._prepared(event)
             case Unusable():
@@ -127,13 +152,45 @@ class LearnerMachine:
                 self.positions[event.fragment].outstanding = None
                 self._fast_forward(f"{event.parameter} holds values that are not finite", reset_optimizer=True)
             case Closing():
-                self.state = "stopped" if self.is_stop_asked else "leaving"
-            case Gone():
-                self.state = "left"
+                self._close(event, now)
             case Ticked():
                 pass
+        way = None if self._actions else self._way_out(now)  # the outcome of an order comes before it may go
+        if way is not None:
+            self.state = "left"
         self._report(event, now)
+        if way is not None:
+            self._do(Leave(way, self._refusal))
         return self._actions
+
+    # ------------------------------------------------------------------------------------------ the way out
+
+    def _close(self, event: Closing, now: float) -> None:
+        self._closing_at, self._limit_s = now, event.limit_s
+        self.state = "stopped" if self.is_stop_asked else "leaving"
+
+    def _way_out(self, now: float) -> WayOut | None:
+        """Why this process may end now; None while somebody still needs it."""
+        if self._refusal:
+            return "refused"
+        if self._closing_at is None:
+            return None
+        if self.is_settled and self.is_done:
+            return "done"
+        if self.is_settled and self.state == "leaving":
+            return "settled"
+        if self._done_at is not None and now - self._done_at > LAST_VERSIONS_S:
+            return "no last versions"
+        return "timeout" if now - self._closing_at >= self._patience_s else None
+
+    @property
+    def _patience_s(self) -> float:
+        """How long to wait from the closing on for others to do their part."""
+        if self._limit_s is not None:
+            return self._limit_s
+        if self.is_stop_asked:
+            return self.config.sync.close_timeout_s + CLOSE_MARGIN_S
+        return self.config.learner.leave_timeout_s
 
     # ------------------------------------------------------------------------------------------ own work
 
@@ -173,9 +230,7 @@ class LearnerMachine:
         if position.outstanding is not None or self.step_count <= position.mark_step or self._fast_forwarding:
             return
         self._seq += 1
-        assert self.config is not None
-        position.outstanding = Contribution(
-            learner=self.learner,
+        position.outstanding = Contribute(
             life=self.life,
             seq=self._seq,
             fragment=p,
@@ -185,9 +240,8 @@ class LearnerMachine:
             to_step=self.step_count,
             to_tokens=self.tokens,
             codec="fp32" if self._lossless else self.config.wire.codec_up,
-            digest=b"",
         )
-        self._do(Contribute(position.outstanding))
+        self._do(position.outstanding)
 
     def _fast_forward(self, reason: str, reset_optimizer: bool = False) -> None:
         """Give the drift up, everywhere at once; the marks move at the boundary where it happens."""
@@ -199,17 +253,17 @@ class LearnerMachine:
 
     # ------------------------------------------------------------------------------------------ what the syncer says
 
-    def _told(self, event: Told) -> None:
+    def _told(self, event: Told, now: float) -> None:
         message = event.message
         match message:
             case Welcome():
                 self._welcome(message)
             case Refused():
-                self._do(End(message.reason))
+                self._refusal, self.linked = message.reason, False
             case Pull() | Publication() | Rejected() | Stop() | Done():
                 if message.life == self.life and message.epoch >= self.epoch:
                     self.epoch = message.epoch
-                    self._obey(message)
+                    self._obey(message, now)
 
     def _welcome(self, message: Welcome) -> None:
         assert self.life in (0, message.life), "a life does not change under a process"
@@ -218,7 +272,7 @@ class LearnerMachine:
         self.progress = max(self.progress, message.progress)
         self._reported_at = float("-inf")
 
-    def _obey(self, message: Pull | Publication | Rejected | Stop | Done) -> None:
+    def _obey(self, message: Pull | Publication | Rejected | Stop | Done, now: float) -> None:
         match message:
             case Pull():
                 self.progress = max(self.progress, message.progress)
@@ -233,8 +287,8 @@ class LearnerMachine:
             case Stop():
                 self.is_stop_asked = True
                 self.state = "stopped" if self.state == "leaving" else self.state
-            case Done():
-                self._do(End())
+            case Done() if self._done_at is None:
+                self._done_at = now
 
     def _pull(self, message: Pull) -> None:
         position = self.positions[message.fragment]
@@ -255,7 +309,7 @@ class LearnerMachine:
             return  # the next report says where this learner stands
         settled = position.outstanding is not None and position.outstanding.seq <= message.settled_seq
         behind = message.version - position.base_version
-        is_stale = self.config is not None and behind > self.config.sync.stale_versions_max
+        is_stale = behind > self.config.sync.stale_versions_max
         if self._fast_forwarding:
             pass  # all of it is given up at the next boundary
         elif is_stale and position.base_version > FULL:
@@ -282,15 +336,15 @@ class LearnerMachine:
         if not self.linked:
             return
         self._has_news |= not isinstance(event, Ticked)
-        pause = 0.0 if isinstance(event, Gone) else REPORT_S_MIN if self._has_news else REPORT_S_MAX
+        pause = 0.0 if self.state == "left" else REPORT_S_MIN if self._has_news else REPORT_S_MAX
         if now - self._reported_at < pause:
             return
         self._has_news = False
         self._reported_at = now
         self._number += 1
-        self._do(SendReport(self.report()))
+        self._do(SendReport())
 
-    def report(self) -> Report:
+    def report(self, traffic: Traffic) -> Report:
         return Report(
             learner=self.learner,
             life=self.life,
@@ -310,8 +364,12 @@ class LearnerMachine:
                 for p in self.positions
             ),
             step_gap_s_max=self._step_gap_s_max,
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
             loss=self._loss,
             fast_forwards=len(self.discards),
+            payload_bytes=traffic.payload_bytes,
+            payload_s=traffic.payload_s,
         )
 
     def _do(self, action: LearnerAction) -> None:

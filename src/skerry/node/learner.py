@@ -14,22 +14,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import msgspec
+from typing import NamedTuple, Protocol
 
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, encode_layout, split
 from skerry.core.events import (
     Adopt,
     Boundary,
+    Closing,
     Contribute,
-    End,
     FastForward,
     LearnerAction,
     LearnerEvent,
+    Leave,
     Prepared,
     Resend,
     SayHello,
@@ -40,9 +39,22 @@ from skerry.core.events import (
     Told,
     Unusable,
 )
-from skerry.core.learner import LearnerMachine
-from skerry.core.messages import FULL, PROTOCOL, Contribution, Hello, LearnerMessage, Lend, Lent, Publication, Welcome
+from skerry.core.learner import LearnerMachine, Traffic
+from skerry.core.messages import (
+    FULL,
+    PROTOCOL,
+    Contribution,
+    Hello,
+    LearnerMessage,
+    Lend,
+    Lent,
+    Publication,
+    Refused,
+    SyncerMessage,
+    Welcome,
+)
 from skerry.node.algebra import FLOAT32, Algebra, Array, Payload
+from skerry.node.observers import UNWATCHED, LearnerObserver
 
 log = logging.getLogger("skerry.learner")
 
@@ -98,7 +110,7 @@ class Outstanding:
     payload: Payload
     take_out: Array
     residual: Array | None
-    sending: bool = True
+    sending: bool = False
 
 
 @dataclass
@@ -107,6 +119,23 @@ class Applied:
 
     version: int
     base: Array
+
+
+class Taking(NamedTuple):
+    """A snapshot of a fragment under way, and the base it was taken on."""
+
+    base: Array
+    values: Pending
+
+
+class Brought(NamedTuple):
+    """The arrays that came with an event: the machine decides without them, its orders are carried out on them."""
+
+    payload: Payload | None = None  # of a publication
+    snapshots: Mapping[int, Taking] = {}  # by fragment, of a boundary
+
+
+NOTHING = Brought()
 
 
 class LearnerNode:
@@ -121,26 +150,24 @@ class LearnerNode:
         process: str,
         clock: Callable[[], float],
         algebra: Algebra = FLOAT32,
+        observer: LearnerObserver = UNWATCHED,
     ) -> None:
         self.name, self.layout, self.parameters, self.link = name, layout, parameters, link
-        self.process, self.clock, self.algebra = process, clock, algebra
+        self.process, self.clock, self.algebra, self.observer = process, clock, algebra, observer
         self.machine: LearnerMachine | None = None
         self.config: configs.Config | None = None
         self.settings = configs.Learner()
         self.welcome: Welcome | None = None
         self.fragments: tuple[Fragment, ...] = ()
-        self.ended = False
-        self.refused = ""
+        self.left: Leave | None = None  # set once nothing is left to do for this process
         self.bases: list[Array | None] = []
         self.residuals: list[Array | None] = []
         self.outstanding: dict[int, Outstanding] = {}
+        self.applied: dict[int, Applied] = {}  # by fragment; training thread only
+        self.work = Work()  # under the lock
         self._lock = threading.Lock()
-        self._work = Work()
-        self._unread: set[int] = set()  # fragments with a snapshot that is no contribution yet
-        self._boundaries: deque[tuple[Boundary, dict[int, tuple[Array, Pending]]]] = deque()
-        self._applied: dict[int, Applied] = {}  # training thread only
-        self._snapshots: dict[int, tuple[Array, Pending]] = {}  # node thread only: base and values just taken
-        self._payload: Payload | None = None
+        self._unread: set[int] = set()  # fragments with a snapshot that is no contribution yet; under the lock
+        self._mailbox: deque[tuple[Boundary | Closing, Brought]] = deque()  # what the training thread did, in order
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
 
     # ------------------------------------------------------------------------------------------ training thread
@@ -151,18 +178,22 @@ class LearnerNode:
         for p, adoption in work.adoptions.items():
             self._apply(self.fragments[p], adoption)
         if work.fast_forward:
-            for p, applied in self._applied.items():
+            for p, applied in self.applied.items():
                 self.parameters.write(self.fragments[p], applied.base)
         if work.reset_optimizer:
             self.parameters.reset_optimizer()
-        taken, values = [], {}
+        taken, snapshots = [], {}
         for p in sorted(work.snapshots):
-            applied = self._applied[p]
+            applied = self.applied[p]
             taken.append(Taken(p, applied.version))
-            values[p] = (applied.base, self.parameters.read(self.fragments[p]))
+            snapshots[p] = Taking(applied.base, self.parameters.read(self.fragments[p]))
         overwritten = tuple(p for p, adoption in work.adoptions.items() if adoption.increment is None)
         passed = Boundary(steps, tokens, step_s, tuple(taken), work.fast_forward, loss, overwritten)
-        self._boundaries.append((passed, values))
+        self._mailbox.append((passed, Brought(snapshots=snapshots)))
+
+    def close(self, limit_s: float | None = None) -> None:
+        """No further step is taken: hand over what is left, which `left` will say the end of."""
+        self._mailbox.append((Closing(limit_s), NOTHING))
 
     def _take_work(self) -> Work:
         """All that waits, but no blend of a fragment whose last snapshot is still being encoded.
@@ -170,11 +201,11 @@ class LearnerNode:
         What of the drift is outstanding, and so must stay whole, is known only after that.
         """
         with self._lock:
-            work, self._work = self._work, Work()
+            work, self.work = self.work, Work()
             if not work.fast_forward:
                 for p in self._unread & work.adoptions.keys():
                     if work.adoptions[p].towards is not None:
-                        self._work.adoptions[p] = work.adoptions.pop(p)
+                        self.work.adoptions[p] = work.adoptions.pop(p)
             self._unread |= work.snapshots
         return work
 
@@ -185,12 +216,12 @@ class LearnerNode:
             self.parameters.add(fragment, adoption.increment)
             if adoption.towards is not None:
                 self.parameters.blend(fragment, adoption.towards, self.settings.adopt_alpha)
-        self._applied[fragment.index] = Applied(adoption.version, adoption.base)
+        self.applied[fragment.index] = Applied(adoption.version, adoption.base)
 
     @property
     def is_adopted(self) -> bool:
         """Every fragment's base is in the live parameters: the first step may be taken."""
-        return bool(self.fragments) and len(self._applied) == len(self.fragments)
+        return bool(self.fragments) and len(self.applied) == len(self.fragments)
 
     @property
     def ramp(self) -> float:
@@ -204,7 +235,7 @@ class LearnerNode:
 
     @property
     def has_work(self) -> bool:
-        work = self._work
+        work = self.work
         return bool(work.adoptions or work.snapshots or work.fast_forward)
 
     # ------------------------------------------------------------------------------------------ node thread
@@ -213,19 +244,24 @@ class LearnerNode:
         layout = encode_layout(self.layout)
         return Hello(PROTOCOL, self.name, self.process, life, layout, self.layout.digest)
 
-    def told(self, message: object, payload: Payload | None, payload_s: float = 0.0) -> None:
+    def told(self, message: SyncerMessage, payload: Payload | None, payload_s: float = 0.0) -> None:
         """A message of the syncer, with its payload if it is a publication."""
         if isinstance(message, Lend):
             self._lend(message)
             return
-        if isinstance(message, Welcome) and self.machine is None:
-            self._begin(message)
+        if self.machine is None and self.left is None:
+            self._introduced(message)
         if self.machine is not None:
-            self._payload = payload
             self._payload_bytes += 0 if payload is None else len(payload)
             self._payload_s += payload_s
-            self.handle(Told(message))  # type: ignore[arg-type]
-            self._payload = None
+            self.handle(Told(message), Brought(payload))
+
+    def _introduced(self, message: SyncerMessage) -> None:
+        """The first answer to its hello: a welcome gives it a machine, a refusal leaves nothing to do."""
+        if isinstance(message, Welcome):
+            self._begin(message)
+        elif isinstance(message, Refused):
+            self.left = Leave("refused", message.reason)
 
     def _begin(self, welcome: Welcome) -> None:
         """The first welcome brings the run's configuration, and with it the fragments."""
@@ -248,23 +284,26 @@ class LearnerNode:
             lent = Lent(self.name, p, message.version, self.algebra.digest(base))
             self.link.send(lent, self.algebra.whole(base))
 
-    def handle(self, event: LearnerEvent) -> None:
+    def handle(self, event: LearnerEvent, brought: Brought = NOTHING) -> None:
         """One event, and everything that follows from it."""
         assert self.machine is not None
+        self.observer.event_came(event)
         events = deque([event])
         while events:
             for action in self.machine.step(events.popleft(), self.clock()):
-                if (outcome := self._perform(action)) is not None:
+                if (outcome := self._perform(action, brought)) is not None:
                     events.append(outcome)
 
-    def drain_boundaries(self) -> None:
-        """Tell the machine of every boundary passed since the last time."""
-        while self._boundaries and self.machine is not None:
-            passed, self._snapshots = self._boundaries.popleft()
-            self.handle(passed)
-            with self._lock:
-                self._unread -= self._snapshots.keys()
-            self._snapshots = {}
+    def catch_up(self) -> None:
+        """Tell the machine what the training thread did since the last time."""
+        while self._mailbox:
+            event, brought = self._mailbox.popleft()
+            if self.machine is not None:
+                self.handle(event, brought)
+                with self._lock:
+                    self._unread -= brought.snapshots.keys()
+            elif isinstance(event, Closing) and self.left is None:
+                self.left = Leave("settled")  # nobody ever welcomed it: there is nothing to hand over
 
     def sent(self, fragment: int, seq: int) -> None:
         out = self.outstanding.get(fragment)
@@ -276,54 +315,68 @@ class LearnerNode:
         for out in self.outstanding.values():
             out.sending = False
 
-    def _perform(self, action: LearnerAction) -> LearnerEvent | None:
+    def _perform(self, action: LearnerAction, brought: Brought) -> LearnerEvent | None:
         match action:
             case SayHello():
                 self.link.send(self.hello(action.life))
             case SendReport():
-                report = msgspec.structs.replace(
-                    action.report,
-                    bytes_up=self.link.bytes_up,
-                    bytes_down=self.link.bytes_down,
-                    payload_bytes=self._payload_bytes,
-                    payload_s=self._payload_s,
-                )
-                self.link.send(report)
+                self._report()
             case Snapshot():
                 with self._lock:
-                    self._work.snapshots.add(action.fragment)
+                    self.work.snapshots.add(action.fragment)
             case Contribute():
-                return self._contribute(action.contribution)
+                return self._contribute(action, brought.snapshots[action.fragment])
             case Resend():
                 self._send(self.outstanding[action.fragment])
             case Adopt():
-                return self._adopt(action.publication, action.take_out)
+                assert brought.payload is not None, action
+                return self._adopt(action.publication, brought.payload, action.take_out)
             case FastForward():
                 self._fast_forward(action)
-            case End():
-                self.ended, self.refused = True, action.refused
+            case Leave():
+                self.left = action
         return None
 
-    def _contribute(self, c: Contribution) -> LearnerEvent | None:
+    def _report(self) -> None:
+        assert self.machine is not None
+        traffic = Traffic(self.link.bytes_up, self.link.bytes_down, self._payload_bytes, self._payload_s)
+        self.link.send(self.machine.report(traffic))
+
+    def _contribute(self, order: Contribute, snapshot: Taking) -> LearnerEvent | None:
         """Encode u = drift + residual and send it; keep what settling it will take out of θ."""
-        base, pending = self._snapshots[c.fragment]
-        drift = pending() - base
-        residual = self.residuals[c.fragment]
+        p = order.fragment
+        drift = snapshot.values() - snapshot.base
+        residual = self.residuals[p]
         u = drift if residual is None else drift + residual
-        if spoiled := self.algebra.first_spoiled(u, self.fragments[c.fragment]):
-            return Spoiled(c.fragment, spoiled)
-        payload, decoded = self.algebra.encode(c.codec, u)
+        if spoiled := self.algebra.first_spoiled(u, self.fragments[p]):
+            return Spoiled(p, spoiled)
+        payload, decoded = self.algebra.encode(order.codec, u)
         if self.settings.residual == "buffer":
             take_out, left = drift, u - decoded
         else:
             take_out, left = decoded, None
-        signed = msgspec.structs.replace(c, digest=self.algebra.checksum(payload))
-        out = self.outstanding[c.fragment] = Outstanding(signed, payload, take_out, left, sending=False)
+        out = self.outstanding[p] = Outstanding(self._signed(order, payload), payload, take_out, left)
         with self._lock:  # a version that came in after the snapshot did not know of this
-            if (waiting := self._work.adoptions.get(c.fragment)) is not None:
-                waiting.towards = self._towards(c.fragment, waiting.base)
+            if (waiting := self.work.adoptions.get(p)) is not None:
+                waiting.towards = self._towards(p, waiting.base)
+        self.observer.contributed(out)
         self._send(out)
         return None
+
+    def _signed(self, order: Contribute, payload: Payload) -> Contribution:
+        return Contribution(
+            learner=self.name,
+            life=order.life,
+            seq=order.seq,
+            fragment=order.fragment,
+            base_version=order.base_version,
+            from_step=order.from_step,
+            from_tokens=order.from_tokens,
+            to_step=order.to_step,
+            to_tokens=order.to_tokens,
+            codec=order.codec,
+            digest=self.algebra.checksum(payload),
+        )
 
     def _send(self, out: Outstanding) -> None:
         if not out.sending:
@@ -331,11 +384,10 @@ class LearnerNode:
             c = out.contribution
             self.link.send(c, out.payload, (c.fragment, c.seq))
 
-    def _adopt(self, publication: Publication, take_out: int) -> LearnerEvent:
+    def _adopt(self, publication: Publication, payload: Payload, take_out: int) -> LearnerEvent:
         """Decode the new base, check its digest, and leave one add for the boundary."""
-        assert self._payload is not None
         p, old = publication.fragment, self.bases[publication.fragment]
-        base = self._decode(publication, old)
+        base = self._decode(publication, payload, old)
         if base is None or not self._is_right(base, publication):
             log.warning("fragment %d version %d did not arrive whole: asking for all of it", p, publication.version)
             return Unusable(p)
@@ -346,17 +398,17 @@ class LearnerNode:
             if taken is not None:
                 increment -= taken
         with self._lock:
-            waiting = self._work.adoptions.get(p)
+            waiting = self.work.adoptions.get(p)
             if waiting is not None and increment is not None:
                 increment = None if waiting.increment is None else waiting.increment + increment
-            self._work.adoptions[p] = Adoption(publication.version, base, increment, towards)
+            self.work.adoptions[p] = Adoption(publication.version, base, increment, towards)
         self.bases[p] = base
         return Prepared(p, publication.version, take_out)
 
-    def _decode(self, publication: Publication, old: Array | None) -> Array | None:
+    def _decode(self, publication: Publication, payload: Payload, old: Array | None) -> Array | None:
         if publication.base_version == FULL:
-            return self.algebra.decode(self._payload)
-        return None if old is None else self.algebra.adopt(publication.codec, self._payload, old)
+            return self.algebra.decode(payload)
+        return None if old is None else self.algebra.adopt(publication.codec, payload, old)
 
     def _is_right(self, base: Array, publication: Publication) -> bool:
         is_whole = self.algebra.digest(base) == publication.digest
@@ -373,12 +425,14 @@ class LearnerNode:
         out = self.outstanding.pop(p)
         assert out.contribution.seq == seq, (out.contribution, seq)
         self.residuals[p] = None if self.settings.adopt == "overwrite" else out.residual
+        self.observer.settled(p, seq)
         return out.take_out
 
     def _fast_forward(self, action: FastForward) -> None:
         log.warning("%s: fast-forward to the published model: %s", self.name, action.reason)
+        self.observer.fast_forwarded(action.reason)
         self.outstanding.clear()
         self.residuals = [None] * len(self.fragments)
         with self._lock:
-            self._work.fast_forward = True
-            self._work.reset_optimizer |= action.reset_optimizer
+            self.work.fast_forward = True
+            self.work.reset_optimizer |= action.reset_optimizer

@@ -189,7 +189,6 @@ class Uplink:
         self._said_at = float("-inf")
 
     def take(self, event: WireEvent) -> None:
-        self.node.drain_boundaries()  # what the training thread did comes before what came after it
         match event:
             case Opened():
                 self.peer, self._is_turned_away = event.peer, False
@@ -201,10 +200,7 @@ class Uplink:
             case Received(message=Refused(final=False) as refused):
                 self._turned_away(refused.reason)
             case Received():
-                if isinstance(event.message, Refused):
-                    self.node.ended, self.node.refused = True, event.message.reason
-                else:
-                    self.node.told(event.message, event.payload, event.payload_s)
+                self.node.told(event.message, event.payload, event.payload_s)  # type: ignore[arg-type]
             case Sent():
                 if isinstance(event.tag, tuple):
                     self.node.sent(*event.tag)

@@ -260,7 +260,7 @@ def test_moments_outlive_a_process_only_where_they_are_kept(
 
     monkeypatch.setattr(world.stack, "step", counted)
     world.run(lambda: None)
-    machines = [island.node.machine for island in world.islands]
+    machines = [island.driver.node.machine for island in world.islands]
     in_this_life = [machine.step_count for machine in machines if machine is not None]
     assert world.stack.counts.tolist() == (taken.tolist() if keeps else in_this_life)
     assert max(taken - in_this_life) > 0  # somebody did die
@@ -346,7 +346,7 @@ def test_the_whole_protocol_changes_nothing_about_one_learners_training(
     step = world.stack.step
 
     def noted(*arguments: Any) -> torch.Tensor:
-        machine = world.islands[0].node.machine
+        machine = world.islands[0].driver.node.machine
         assert machine is not None
         progress.append(machine.progress)
         return step(*arguments)

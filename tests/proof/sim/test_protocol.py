@@ -195,7 +195,7 @@ def keep_outstanding(plant):
             position.outstanding = outstanding
 
     plant(LearnerMachine, "_fast_forward", _fast_forward)
-    plant(LearnerNode, "_fast_forward", lambda self, action: self.__dict__["_work"].__setattr__("fast_forward", True))
+    plant(LearnerNode, "_fast_forward", lambda self, action: self.__dict__["work"].__setattr__("fast_forward", True))
 
 
 def forget_residual(plant):

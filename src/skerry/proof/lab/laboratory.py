@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,25 +18,26 @@ from torch import Tensor
 
 from skerry.adapters.torch import layout_of_model
 from skerry.algo.fragments import Fragment, split
-from skerry.core.events import Closing, Gone, Merge, Ticked
+from skerry.core.events import Merge, Ticked
 from skerry.core.facts import Committed
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload, Values
-from skerry.node.learner import LearnerNode, Pending
-from skerry.node.peers import Learners, Uplink
+from skerry.node.driver import LearnerDriver
+from skerry.node.learner import Pending
+from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
 from skerry.proof.lab.algebra import Device
 from skerry.proof.lab.feed import Feed
 from skerry.proof.lab.stack import Stack
 from skerry.proof.lab.study import PRODUCT, Job
 from skerry.proof.lab.trials import Trials
-from skerry.proof.sim.lines import Hub, Line
+from skerry.proof.sim.lines import Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
 from skerry.run.genesis import begin
 from skerry.store.store import Store
 from skerry.train.inner import schedule
 from skerry.train.loop import model_of
-from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
+from skerry.wire.transport import Lost, WireEvent
 
 STEP_S = 0.3  # of a learner of speed 1, where the configuration does not pace it
 CLOSE_S_MAX = 3600.0  # virtual: a run that has not closed so long after its last step never will
@@ -76,7 +76,6 @@ class Laboratory(Timeline):
         trial = self.setting.trial
         self.algebra = Device(device) if trial == PRODUCT else Trials(device, trial)
         self.learners = Learners()
-        self.payload_bytes = {"up": 0, "down": 0}
         self._create(folder)
         self.store = Store.open(folder)
         self.syncer = self.learners.node = Syncer(self.store, self.learners, self.clock, 0.0, self.algebra)
@@ -99,6 +98,11 @@ class Laboratory(Timeline):
     @property
     def phase(self) -> str:
         return self.syncer.machine.state.phase
+
+    @property
+    def payload_bytes(self) -> dict[str, int]:
+        """Carried so far, by way."""
+        return self.hub.payload_bytes
 
     def master(self, values: list[Values] | tuple[Values, ...] = ()) -> Tensor:
         """The global model as one row: published values and what the codec could not say yet."""
@@ -146,8 +150,7 @@ class Laboratory(Timeline):
 class Island:
     """A learner's place: its row of the stack, its data, and its processes one after the other."""
 
-    node: LearnerNode
-    uplink: Uplink
+    driver: LearnerDriver
     link: LabLine
 
     def __init__(self, world: Laboratory, row: int) -> None:
@@ -157,7 +160,7 @@ class Island:
         self.ticks_a_step = round(1 / speed)
         self.visits_only = row >= config.run.learners - setting.away_half
         self.random = random.Random(f"deaths {config.run.seed} {row}")
-        self.is_alive = self.is_closing = False
+        self.is_alive = False
         self.began_tick: int | None = None  # of the step it is in
         self._lives = 0
         if not self.visits_only:
@@ -168,12 +171,10 @@ class Island:
         if world.phase in ("closing", "closed") or self.is_visit_over:
             return
         self._lives += 1
-        self.is_alive, self.is_closing, self.began_tick = True, False, None
-        self.uplink = Uplink()
+        self.is_alive, self.began_tick = True, None
         process = f"{self.name}-{self._lives}"
-        self.node = LearnerNode(self.name, world.layout, self, self.uplink, process, world.clock, world.algebra)
-        self.uplink.node = self.node
-        self.link = self.uplink.endpoint = LabLine(world, self)
+        self.driver = LearnerDriver(self.name, world.layout, self, process, world.clock, world.algebra)
+        self.link = self.driver.uplink.endpoint = LabLine(world, self)
         if not world.setting.keep_optimizer:
             world.stack.reset(self.row)
         if world.setting.dead_share:
@@ -182,7 +183,7 @@ class Island:
 
     def die(self) -> None:
         """The process is gone, with its drift and its moments; it comes back after a while."""
-        if self.is_closing or not self.is_alive:
+        if not self.is_alive or self.driver.is_closing:
             return
         self.is_alive = False
         self.link.cut()
@@ -196,13 +197,13 @@ class Island:
         progress = self.world.progress
         if self.visits_only and not self._lives and progress >= 0.25:
             self.boot()
-        if self.is_alive and self.began_tick is None and self.node.is_adopted:
+        if self.is_alive and self.began_tick is None and self.driver.node.is_adopted:
             self.began_tick = tick
-            assert self.node.welcome is not None
-            self.world.feed.streams[self.row].seek(self.node.welcome.prior_steps)
+            assert self.driver.node.welcome is not None
+            self.world.feed.streams[self.row].seek(self.driver.node.welcome.prior_steps)
 
     def ends_step(self, tick: int) -> bool:
-        if not self.is_alive or self.is_closing or self.began_tick is None:
+        if not self.is_alive or self.driver.is_closing or self.began_tick is None:
             return False
         return tick > self.began_tick and (tick - self.began_tick) % self.ticks_a_step == 0
 
@@ -212,41 +213,28 @@ class Island:
 
     @property
     def rate(self) -> float:
-        machine = self.node.machine
-        assert machine is not None
-        return self.world.config.learner.lr * schedule(machine.progress) * self.node.ramp
+        node = self.driver.node
+        assert node.machine is not None
+        return self.world.config.learner.lr * schedule(node.machine.progress) * node.ramp
 
     def pass_boundary(self, has_stepped: bool) -> None:
         if not self.is_alive:
             return
         if has_stepped:
-            self.node.boundary(1, self.world.batch_tokens, self.world.period_s * self.ticks_a_step)
-            self.node.drain_boundaries()
-            self._look_for_the_end()
-        elif self.is_closing or self.began_tick is None:
-            if self.node.has_work:
-                self.node.boundary(0, 0, 0.0)
-                self.node.drain_boundaries()
-            self._leave_when_settled()
+            self.driver.boundary(self.world.batch_tokens, self.world.period_s * self.ticks_a_step)
+        elif self.driver.is_closing or self.began_tick is None:
+            self.driver.stand()
+        is_wanted = self.driver.is_running and not self.is_visit_over
+        if has_stepped and not is_wanted:
+            self.driver.close()
         self.wake()
 
     def wake(self) -> None:
-        if self.is_alive and self.node.machine is not None:
-            self.node.handle(Ticked())
-
-    def _look_for_the_end(self) -> None:
-        machine = self.node.machine
-        assert machine is not None
-        is_over = machine.is_stop_asked or self.node.ended
-        if is_over or self.is_visit_over:
-            self.is_closing = True
-            self.node.handle(Closing())
-
-    def _leave_when_settled(self) -> None:
-        machine = self.node.machine
-        is_over = self.is_closing and machine is not None and machine.is_settled
-        if is_over and machine is not None and (self.node.ended or machine.state == "leaving"):
-            self.node.handle(Gone())
+        """Its node thread looks around; a process with nothing left to do ends, and its last words still leave."""
+        if not self.is_alive:
+            return
+        self.driver.tick()
+        if self.driver.left is not None:
             self.is_alive = False
             self.world.at(1.0, self.link.cut)
 
@@ -276,34 +264,22 @@ class Island:
 
 
 class LabLine(Line):
-    """Control overtakes bulk; bulk goes through one payload at a time each way."""
+    """As long and as narrow as the setting says."""
 
     def __init__(self, world: Laboratory, island: Island) -> None:
-        super().__init__(world.hub)
         self.world, self.island = world, island
-        self._free_at = {"up": 0.0, "down": 0.0}
-        for end in ("down", "up"):
-            world.at(0.0, partial(self._tell, end, Opened(self.peer, island.name)))
+        super().__init__(world.hub, world, island.name, 0.0)
 
-    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
-        world, takes_s = self.world, 0.0
-        leaves_at = world.now
-        if payload is not None:
-            world.payload_bytes[way] += len(payload)
-            takes_s = 8e-6 * len(payload) / world.setting.mbit_s if world.setting.mbit_s else 0.0
-            leaves_at = self._free_at[way] = max(world.now, self._free_at[way]) + takes_s
-        received = Received(self.peer, message, payload, takes_s)
-        there = "down" if way == "up" else "up"
-        world.at(leaves_at + world.setting.latency_s - world.now, partial(self._tell, there, received))
-        if tag is not None:
-            world.at(leaves_at - world.now, partial(self._tell, way, Sent(self.peer, tag)))
+    def trip(self, way: str, message: Message, payload: Payload | None) -> Trip:
+        setting, takes_s = self.world.setting, 0.0
+        if payload is not None and setting.mbit_s:
+            takes_s = 8e-6 * len(payload) / setting.mbit_s
+        return Trip(takes_s, 0.0, setting.latency_s)
 
-    def _tell(self, end: str, event: WireEvent) -> None:
-        """To the end that sends this way."""
-        if self.is_up and end == "up":
-            self.island.uplink.take(event)
-        elif self.is_up:
+    def tell(self, end: str, event: WireEvent) -> None:
+        if not self.is_up and not isinstance(event, Lost):
+            return
+        if end == "down":
             self.world.learners.take(event, self.world.now)
-
-    def lost(self) -> None:
-        self.world.learners.take(Lost(self.peer, "its process ended"), self.world.now)
+        elif self.island.is_alive and self.island.link is self:
+            self.island.driver.take(event)

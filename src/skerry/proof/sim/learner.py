@@ -1,4 +1,4 @@
-"""A learner process in a simulated world: the real node and its uplink, around a loop that "trains" known numbers.
+"""A learner process in a simulated world: the real driver, node and uplink, around a loop that "trains" known numbers.
 
 The two threads of a real learner take turns here; now and then the training thread passes a boundary at the worst
 moment, while the node is at a message.
@@ -7,15 +7,14 @@ moment, while the node is at a message.
 from __future__ import annotations
 
 import math
-from collections import deque
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from skerry.algo.fragments import Fragment
-from skerry.core.events import Closing, FastForward, Gone, LearnerEvent, Ticked
-from skerry.core.messages import FULL, Contribution
-from skerry.node.learner import LearnerNode, Pending
-from skerry.node.peers import Uplink
+from skerry.core.events import LearnerEvent, Ticked
+from skerry.core.messages import FULL
+from skerry.node.driver import LearnerDriver
+from skerry.node.learner import Outstanding, Pending
 from skerry.proof.sim.algebra import SPOILED
 from skerry.proof.sim.network import SimEndpoint, SimLink
 from skerry.wire.frames import learner_dialect
@@ -25,53 +24,23 @@ if TYPE_CHECKING:
     from skerry.proof.sim.world import World
 
 TICK_S = 0.4
+STAND_S = 0.1  # between looks of a training thread that takes no step
+PAUSE_S = 0.5  # between looks of a process that is stopped
 STEP_TOKENS_MAX = 10
 
 
-class WatchedNode(LearnerNode):
-    """The real node; the process hears what leaves the drift."""
-
-    watcher: LearnerProcess
-
-    def _contribute(self, c: Contribution) -> LearnerEvent | None:
-        outcome = super()._contribute(c)
-        if outcome is None:
-            self.watcher.world.oracle.said_by(self.watcher, self.outstanding[c.fragment])
-        return outcome
-
-    def _settle(self, p: int, seq: int) -> Any:
-        taken = super()._settle(p, seq)
-        self.watcher.settled(p, seq)
-        return taken
-
-    def _fast_forward(self, action: FastForward) -> None:
-        self.watcher.world.oracle.fast_forwarded(action.reason)
-        super()._fast_forward(action)
-
-    def handle(self, event: LearnerEvent) -> None:
-        self.watcher.world.tell(self.process, ">", event)
-        if not isinstance(event, Ticked):
-            self.watcher.world.events += 1
-        super().handle(event)
-
-
 class LearnerProcess:
-    """It is its node's `Parameters`: a fragment's values are whatever the world computes with."""
+    """It is its node's `Parameters`, with whatever values the world computes with, and its `LearnerObserver`."""
 
     def __init__(self, world: World, name: str, number: int) -> None:
         count = len(world.fragments)
         self.world, self.name = world, name
-        self.uplink = Uplink()
-        self.node = WatchedNode(name, world.layout, self, self.uplink, f"{name}{number}", self.clock, world.algebra)
-        self.node.watcher = self
-        self.uplink.node = self.node
-        self.uplink.endpoint = SimEndpoint(world, self, learner_dialect(self.uplink.payload_bytes))
+        self.driver = LearnerDriver(name, world.layout, self, f"{name}{number}", self.clock, world.algebra, self)
+        self.node, uplink = self.driver.node, self.driver.uplink
+        self.endpoint = uplink.endpoint = SimEndpoint(world, self, learner_dialect(uplink.payload_bytes))
         self.link: SimLink | None = None
         self.is_dead = False
-        self.is_closing = False  # takes no further step
         self.wants_to_leave = False
-        self.closing_at = 0.0
-        self.ended_at: float | None = None
         self.paused_until = 0.0
         self.clock_ahead_s = 0.0
         self.speed = 1.0  # of what it usually is
@@ -101,7 +70,7 @@ class LearnerProcess:
     def read(self, fragment: Fragment) -> Pending:
         p = fragment.index
         value = self.world.copy(self.values[p])
-        self.taken[p], self.is_taken_whole[p] = value - self.node._applied[p].base, True
+        self.taken[p], self.is_taken_whole[p] = value - self.node.applied[p].base, True
         return lambda: value
 
     def add(self, fragment: Fragment, increment: Any) -> None:
@@ -132,21 +101,29 @@ class LearnerProcess:
         """One turn of the training loop: a step, or a look for work while it stands still."""
         if self.is_dead:
             return
-        world, node = self.world, self.node
-        if world.now < self.paused_until:
-            world.at(0.5, self.turn)
-        elif self.is_closing or not node.is_adopted:
-            if node.has_work:
-                self.boundary(0, 0.0)
-            if self.is_closing:
-                self.wait_for_the_end()
-            world.at(0.1, self.turn)
+        if self.world.now < self.paused_until:
+            wait_s = PAUSE_S
+        elif self.driver.is_joining or self.driver.is_closing:
+            self.boundary()
+            wait_s = STAND_S
         else:
-            step_s = world.scenario.step_s[self.name] / self.speed * world.random.uniform(0.9, 1.1)
+            wait_s = self.step_if_wanted()
+        self.world.at(wait_s, self.turn)
+
+    def step_if_wanted(self) -> float:
+        """A step while the run and its user want one, and the closing as soon as they do not; what it takes."""
+        step_s = STAND_S
+        if self.is_wanted:
+            step_s = self.world.scenario.step_s[self.name] / self.speed * self.world.random.uniform(0.9, 1.1)
             self.train()
-            self.boundary(1, step_s)
-            self.look_at_the_end()
-            world.at(step_s, self.turn)
+            self.boundary(step_s)
+        if not self.is_wanted:
+            self.driver.close()
+        return step_s
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.driver.is_running and not self.wants_to_leave
 
     def train(self) -> None:
         self.step_count += 1
@@ -156,10 +133,13 @@ class LearnerProcess:
             done.append(done[-1] + gained)
             self.values[p] = self.values[p] + gained
 
-    def boundary(self, steps: int, step_s: float) -> None:
+    def boundary(self, step_s: float = 0.0) -> None:
+        """Of a step that took so long, or of none."""
         is_dropping = self.is_dropping
-        tokens = self.tokens[-1] - self.tokens[-1 - steps]
-        self.node.boundary(steps, tokens, step_s)
+        if step_s:
+            self.driver.boundary(self.tokens[-1] - self.tokens[-2], step_s)
+        else:
+            self.driver.stand()
         if is_dropping:
             self.settled_seq = list(self.last_seq)  # whatever becomes of them, they are not its own any more
             self.kept = [0] * len(self.kept)
@@ -168,30 +148,16 @@ class LearnerProcess:
     @property
     def is_dropping(self) -> bool:
         """It is about to give its drift up: the books of its work are open until the boundary."""
-        return self.node._work.fast_forward
+        return self.node.work.fast_forward
 
-    def look_at_the_end(self) -> None:
-        machine = self.node.machine
-        assert machine is not None
-        if machine.is_stop_asked or self.node.ended or self.wants_to_leave:
-            self.is_closing, self.closing_at = True, self.clock()
-            self.node.drain_boundaries()
-            self.node.handle(Closing())
+    # ------------------------------------------------------------------------------------------ what its node says
 
-    def wait_for_the_end(self) -> None:
-        """As the shell's `close` does."""
-        node, machine, config = self.node, self.node.machine, self.world.scenario.config
-        assert machine is not None
-        node.drain_boundaries()
-        if node.ended and self.ended_at is None:
-            self.ended_at = self.clock()
-        is_late = self.ended_at is not None and self.clock() - self.ended_at > 2.0
-        is_over = is_late or (machine.is_settled and (node.ended or machine.state == "leaving"))
-        limit_s = config.sync.close_timeout_s + 5 if machine.is_stop_asked else config.learner.leave_timeout_s
-        if is_over or self.clock() - self.closing_at > limit_s:
-            self.world.saw["left"] += not machine.is_stop_asked
-            self.node.handle(Gone())
-            self.end()
+    def event_came(self, event: LearnerEvent) -> None:
+        self.world.tell(self.node.process, ">", event)
+        self.world.events += not isinstance(event, Ticked)
+
+    def contributed(self, out: Outstanding) -> None:
+        self.world.oracle.said_by(self, out)
 
     def settled(self, p: int, seq: int) -> None:
         """A contribution left the drift: what it said is taken out, what the codec could not say stays."""
@@ -200,38 +166,44 @@ class LearnerProcess:
         self.kept[p] = 0
         self.taken_out[p] += self.world.oracle.said[self.name, self.node.machine.life, p, seq]
 
+    def fast_forwarded(self, reason: str) -> None:
+        self.world.oracle.fast_forwarded(reason)
+
     # ------------------------------------------------------------------------------------------ the node thread
 
     def tick(self) -> None:
         if self.is_dead:
             return
-        if self.node.machine is not None and self.world.now >= self.paused_until:
-            self.node.drain_boundaries()
-            self.node.handle(Ticked())
-            self.check()
+        if self.world.now >= self.paused_until:
+            self.driver.tick()
+            self.look_around()
         self.world.at(TICK_S, self.tick)
 
     def take(self, event: WireEvent) -> None:
         """What the wire brings; now and then the training thread passes boundaries that the node does not know yet."""
-        node, hidden = self.node, None
         if self.world.random.random() < 0.2:
-            hidden, node._boundaries = node._boundaries, deque()
-        self.uplink.take(event)
-        if hidden is not None:
-            hidden.extend(node._boundaries)
-            node._boundaries = hidden
-        if node.machine is not None and not self.is_known:
+            self.driver.uplink.take(event)
+        else:
+            self.driver.take(event)
+        if self.node.machine is not None and not self.is_known:
             self.is_known = True
-            self.world.oracle.born(self, node.machine.life)
-        if node.refused:
-            self.world.saw["fenced old life" if "taken over" in node.refused else "refused"] += 1
-            self.end()
-        elif node.ended and not self.is_closing and not node.is_adopted:
-            self.end()
-        if self.uplink.peer is None and self.link is not None and not self.link.client.up:
+            self.world.oracle.born(self, self.node.machine.life)
+        if self.driver.uplink.peer is None and self.link is not None and not self.link.client.up:
             self.link = None
             self.world.at(self.world.random.uniform(0.1, 1.0), self.dial)
+        self.look_around()
+
+    def look_around(self) -> None:
+        """After every turn of the node thread: the books, and whether anything is left to do."""
         self.check()
+        left = self.driver.left
+        if left is None:
+            return
+        if left.way == "refused":
+            self.world.saw["fenced old life" if "taken over" in left.refusal else "refused"] += 1
+        else:
+            self.world.saw["left"] += self.node.machine is not None and not self.node.machine.is_stop_asked
+        self.end()
 
     def check(self) -> None:
         self.world.oracle.check_learner(self)

@@ -1,17 +1,32 @@
-"""Connections in virtual time that only take their time: what `lab` and `goodput` put in place of the wire.
+"""Connections in virtual time that only take their time: what `lab` and `twin` put in place of the wire.
 
 A line is a learner's connection and its end of it, the hub the syncer's end of all. Ways are named by who sends, "up"
-the learner and "down" the syncer. How long something takes and who hears of it is for who makes the line to say. (The
-simulator of faults has links of its own, which carry real frames and lose them: `sim.network`.)
+the learner and "down" the syncer, and so are the two ends. Control overtakes bulk; bulk goes through one payload at a
+time each way. How long something takes and who hears of it is for who makes the line to say. (The simulator of faults
+has links of its own, which carry real frames and lose them: `sim.network`.)
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from functools import partial
+from typing import NamedTuple
 
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload
+from skerry.proof.sim.timeline import Timeline
+from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
+
+OTHER = {"up": "down", "down": "up"}
+
+
+class Trip(NamedTuple):
+    """What the way of a message is like at the moment."""
+
+    takes_s: float  # a payload from its first byte to its last,
+    buffered_s: float  # of which so much lies in buffers on the way: for its sender it has left
+    latency_s: float
 
 
 class Line(ABC):
@@ -19,24 +34,41 @@ class Line(ABC):
 
     bytes_in = bytes_out = 0
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, hub: Hub, timeline: Timeline, learner: str, latency_s: float) -> None:
+        self.hub, self.timeline = hub, timeline
         self.peer = next(hub.numbers)
         self.is_up = True
+        self._free_at = {"up": 0.0, "down": 0.0}
         hub.lines[self.peer] = self
+        for end in ("down", "up"):
+            timeline.at(latency_s, partial(self.tell, end, Opened(self.peer, learner)))
 
     @abstractmethod
-    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None: ...
+    def trip(self, way: str, message: Message, payload: Payload | None) -> Trip: ...
 
     @abstractmethod
-    def lost(self) -> None:
-        """It was cut just now."""
+    def tell(self, end: str, event: WireEvent) -> None:
+        """To that end, once it can hear it; nothing but a `Lost` after the line was cut."""
+
+    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
+        now = leaves_at = self.timeline.now
+        trip = self.trip(way, message, payload)
+        if payload is not None:
+            self.hub.payload_bytes[way] += len(payload)
+            leaves_at = self._free_at[way] = max(now, self._free_at[way]) + trip.takes_s
+        received = Received(self.peer, message, payload, trip.takes_s)
+        self.timeline.at(leaves_at + trip.latency_s - now, partial(self.tell, OTHER[way], received))
+        if tag is not None:
+            gone_s = max(0.0, leaves_at - trip.buffered_s - now)
+            self.timeline.at(gone_s, partial(self.tell, way, Sent(self.peer, tag)))
 
     def cut(self) -> None:
+        """Both ends notice at once."""
         if self.is_up:
             self.is_up = False
             del self.hub.lines[self.peer]
-            self.lost()
+            for end in ("up", "down"):
+                self.tell(end, Lost(self.peer, "cut"))
 
     # the learner's endpoint
 
@@ -58,6 +90,7 @@ class Hub:
     def __init__(self) -> None:
         self.lines: dict[int, Line] = {}
         self.numbers = itertools.count(1)
+        self.payload_bytes = {"up": 0, "down": 0}
 
     def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
         if peer in self.lines:

@@ -206,7 +206,7 @@ class Oracle:
         if base is None or p not in process.values:
             return
         held: int = process.values[p] - base
-        waiting = node._work.adoptions.get(p)
+        waiting = node.work.adoptions.get(p)
         if waiting is not None:
             if waiting.increment is None:
                 return

@@ -132,7 +132,7 @@ class World(Timeline):
         syncer = self.syncer
         if syncer is None or not syncer.is_serving or self.faults.is_blocked(process.name):
             return None
-        link = SimLink(self, process.name, process.uplink.endpoint, syncer.learners.endpoint)  # type: ignore[arg-type]
+        link = SimLink(self, process.name, process.endpoint, syncer.learners.endpoint)  # type: ignore[arg-type]
         self.links = [*(each for each in self.links if each.is_up), link]
         return link
 
@@ -215,7 +215,7 @@ class World(Timeline):
         """Everyone's work that is done from here on merges on every fragment before long."""
         if self.run_until(self.now + 6.0, lambda: self._phase() in ("closing", "closed")):
             return
-        reach = {name: p.step_count for name, p in self.processes.items() if not p.is_closing}
+        reach = {name: p.step_count for name, p in self.processes.items() if not p.driver.is_closing}
 
         def all_took_part() -> bool:
             return self._phase() in ("closing", "closed") or all(

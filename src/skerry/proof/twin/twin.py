@@ -16,16 +16,17 @@ from typing import Any, cast
 
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK, Fragment
-from skerry.core.events import Closing, Gone, Ticked
+from skerry.core.events import Ticked
 from skerry.core.messages import Contribution, Message, Publication
 from skerry.errors import MeasurementError
 from skerry.node.algebra import Payload
-from skerry.node.learner import LearnerNode, Pending
-from skerry.node.peers import Learners, Uplink
+from skerry.node.driver import LearnerDriver
+from skerry.node.learner import Pending
+from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
 from skerry.proof.sim.algebra import BYTES, Integers
 from skerry.proof.sim.files import CrashFiles, Session
-from skerry.proof.sim.lines import Hub, Line
+from skerry.proof.sim.lines import OTHER, Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
 from skerry.proof.sim.world import layout_for
 from skerry.proof.twin.measurements import CUTS, LATENCY_S, Life, Measurements
@@ -33,7 +34,7 @@ from skerry.run.genesis import begin
 from skerry.run.tally import Tally, tally
 from skerry.store.files import FileSystem
 from skerry.store.store import Store
-from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
+from skerry.wire.transport import Lost, Sent, WireEvent
 
 ROOT = Path("/twin")
 TICK_S = 0.05  # of the nodes between events
@@ -124,16 +125,12 @@ class Island:
 
     def __init__(self, twin: Twin, life: Life) -> None:
         self.twin, self.name, self.life = twin, life.learner, life
-        self.is_dead = self.is_closing = False
+        self.is_dead = False
         self.values: dict[int, Any] = {}
         self.step_s: float | None = None  # of the step it is in
         self.step_count = 0
-        self.uplink = Uplink()
-        number = next(twin.hub.numbers)
-        self.node = LearnerNode(
-            self.name, twin.layout, self, self.uplink, f"{self.name}-{number}", twin.clock, twin.algebra
-        )
-        self.uplink.node = self.node
+        process = f"{self.name}-{next(twin.hub.numbers)}"
+        self.driver = LearnerDriver(self.name, twin.layout, self, process, twin.clock, twin.algebra)
         self.line: Line | None = None
         self._dial()
         self._turn()
@@ -167,65 +164,61 @@ class Island:
         if twin.syncer is None or twin.syncer.finished or free_at > twin.now:
             twin.at(max(REDIAL_S, free_at - twin.now), self._dial)
             return
-        self.line = self.uplink.endpoint = TwinLine(twin, self)
+        self.line = self.driver.uplink.endpoint = TwinLine(twin, self)
 
     def take(self, event: WireEvent) -> None:
         if self.is_dead:
             return
-        self.uplink.take(event)
+        self.driver.take(event)
         if isinstance(event, Lost):
             self.line = None
             self.twin.at(REDIAL_S, self._dial)
+        self._end_if_left()
 
     # ------------------------------------------------------------------------------------------ its two threads
 
     def _turn(self) -> None:
         """A step ends and the next begins, or it stands and looks for work."""
-        twin, node = self.twin, self.node
+        twin, driver = self.twin, self.driver
         if self.is_dead:
             return
         if (awake_at := twin.awake_at(self.name)) > twin.now:
             twin.at(awake_at - twin.now, self._turn)
             return
-        if self.is_closing or not node.is_adopted:
-            if node.has_work:
-                node.boundary(0, 0, 0.0)
-            self._leave_when_settled()
+        if not driver.is_joining and not driver.is_closing:
+            self._end_step()
+        if driver.is_joining or driver.is_closing:
+            driver.stand()
             twin.at(TICK_S, self._turn)
             return
+        self.step_s = twin.measured.step_s(self.life, self.step_count, twin.now, twin.random)
+        self.step_count += 1
+        twin.at(self.step_s, self._turn)
+
+    def _end_step(self) -> None:
+        """The step it is in is over, and perhaps the run wants no other."""
         if self.step_s is not None:
             for p in self.values:
                 self.values[p] += 1
-            node.boundary(1, twin.measured.step_tokens[self.name], self.step_s)
-            node.drain_boundaries()
-            self._look_for_the_end()
-        self.step_s = twin.measured.step_s(self.life, self.step_count, twin.now, twin.random)
-        self.step_count += 1
-        twin.at(TICK_S if self.is_closing else self.step_s, self._turn)
-
-    def _look_for_the_end(self) -> None:
-        machine = self.node.machine
-        assert machine is not None
-        if machine.is_stop_asked or self.node.ended:
-            self.is_closing = True
-            self.node.handle(Closing())
-
-    def _leave_when_settled(self) -> None:
-        machine = self.node.machine
-        self.node.drain_boundaries()
-        if self.is_closing and machine is not None and machine.is_settled and self.node.ended:
-            self.node.handle(Gone())
-            self.is_dead = True
-            if self.line is not None:
-                self.twin.at(1.0, self.line.cut)
+            self.driver.boundary(self.twin.measured.step_tokens[self.name], self.step_s)
+        if not self.driver.is_running:
+            self.driver.close()
+        self.driver.tick()  # a boundary wakes the node thread
 
     def _tick(self) -> None:
         if self.is_dead:
             return
-        if self.node.machine is not None and self.twin.awake_at(self.name) == self.twin.now:
-            self.node.drain_boundaries()
-            self.node.handle(Ticked())
+        if self.twin.awake_at(self.name) == self.twin.now:
+            self.driver.tick()
+            self._end_if_left()
         self.twin.at(TICK_S, self._tick)
+
+    def _end_if_left(self) -> None:
+        """The process ends; its last words still leave."""
+        if self.driver.left is not None:
+            self.is_dead = True
+            if self.line is not None:
+                self.twin.at(1.0, self.line.cut)
 
     # ------------------------------------------------------------------------------------------ its parameters
 
@@ -246,51 +239,41 @@ class Island:
 
 
 class TwinLine(Line):
-    """Control overtakes bulk; bulk goes through one payload at a time each way."""
+    """As fast as the tape says of this learner's link at the time, and as broken."""
 
     def __init__(self, twin: Twin, island: Island) -> None:
-        super().__init__(twin.hub)
         self.twin, self.island = twin, island
-        self._free_at = {"up": 0.0, "down": 0.0}
-        for way in ("up", "down"):
-            twin.at(LATENCY_S, partial(self._tell, way, Opened(self.peer, island.name)))
+        super().__init__(twin.hub, twin, island.name, LATENCY_S)
 
-    def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
-        twin, measured = self.twin, self.twin.measured
-        takes_s, leaves_at, gone_at = 0.0, twin.now, twin.now
-        if payload is not None:
-            assert isinstance(message, Contribution | Publication)
-            base = message.base_version if isinstance(message, Publication) else 0
-            s_per_byte = measured.s_per_byte(self.island.name, way, twin.now)
-            takes_s = measured.size(message.codec, message.fragment, base) * s_per_byte
-            leaves_at = self._free_at[way] = max(twin.now, self._free_at[way]) + takes_s
-            gone_at = max(twin.now, leaves_at - BUFFER_BYTES * s_per_byte)
-        arrives_at = leaves_at + LATENCY_S + measured.worst(self.island.name, "delay", twin.now)
-        received = Received(self.peer, message, payload, takes_s)
-        twin.at(arrives_at - twin.now, partial(self._tell, "down" if way == "up" else "up", received))
-        if tag is not None:
-            twin.at(gone_at - twin.now, partial(self._tell, way, Sent(self.peer, tag)))
+    def trip(self, way: str, message: Message, payload: Payload | None) -> Trip:
+        measured, name, now = self.twin.measured, self.island.name, self.twin.now
+        latency_s = LATENCY_S + measured.worst(name, "delay", now)
+        if payload is None:
+            return Trip(0.0, 0.0, latency_s)
+        assert isinstance(message, Contribution | Publication)
+        base = message.base_version if isinstance(message, Publication) else 0
+        s_per_byte = measured.s_per_byte(name, way, now)
+        takes_s = measured.size(message.codec, message.fragment, base) * s_per_byte
+        return Trip(takes_s, BUFFER_BYTES * s_per_byte, latency_s)
 
-    def _tell(self, end: str, event: WireEvent) -> None:
-        """To the end that sends this way, as soon as the link lets it through and the process is awake."""
+    def tell(self, end: str, event: WireEvent) -> None:
+        """As soon as the link lets it through and the process is awake; an end that is lost is lost at once."""
         twin = self.twin
-        if not self.is_up or twin.syncer is None:
+        if not self.is_up and not isinstance(event, Lost):
             return
-        way = "down" if end == "up" else "up"
-        blocked_until = (
-            twin.now if isinstance(event, Sent) else twin.measured.blocked_until(self.island.name, way, twin.now)
-        )
-        later = max(blocked_until, twin.awake_at(self.island.name if end == "up" else "syncer"))
-        if later > twin.now:
-            twin.at(later - twin.now, partial(self._tell, end, event))
+        heard_at = self._heard_at(end, event)
+        if heard_at > twin.now:
+            twin.at(heard_at - twin.now, partial(self.tell, end, event))
         elif end == "up":
             self.island.take(event)
-        else:
+        elif twin.syncer is not None:
             twin.learners.take(event, twin.now)
 
-    def lost(self) -> None:
-        """Both ends notice at once."""
-        lost = Lost(self.peer, "cut")
-        self.island.take(lost)
-        if self.twin.syncer is not None:
-            self.twin.learners.take(lost, self.twin.now)
+    def _heard_at(self, end: str, event: WireEvent) -> float:
+        twin, name = self.twin, self.island.name
+        if isinstance(event, Lost):
+            return twin.now
+        awake_at = twin.awake_at(name if end == "up" else "syncer")
+        if isinstance(event, Sent):
+            return awake_at
+        return max(twin.measured.blocked_until(name, OTHER[end], twin.now), awake_at)
