@@ -400,10 +400,9 @@ def retry_sync(plant):
 def keep_torn_tail(plant):
     """A restart goes on behind a torn group instead of cutting it off."""
 
-    def _place(files, number, data, place=tape_module._place):
-        name = tape_module._name(number)
+    def _place(files, name, data, place=tape_module._place):
         torn = files.read(name) if name.rpartition("/")[2] in files.names("tape") else b""
-        place(files, number, torn if torn.startswith(data) and len(torn) > len(data) else data)
+        place(files, name, torn if torn.startswith(data) and len(torn) > len(data) else data)
 
     plant(tape_module, "_place", _place)
 
@@ -431,35 +430,35 @@ def ignore_the_lock(plant):
 
 # bug -> a seed at which it is known to show
 BUGS = {
-    forget_settled: 12,
+    forget_settled: 1,
     snapshot_twice: 0,
     adopt_any_delta: 13,
     adopt_backwards: 1,
-    forget_settled_seq: 237,
+    forget_settled_seq: 187,
     forget_residual: 2,
-    keep_outstanding: 14,
+    keep_outstanding: 21,
     claim_the_overwritten: 7,
     overtake_the_outstanding: 11,
-    blend_everything: 2,
+    blend_everything: 3,
     blend_too_early: 3535,
-    tell_only_this_round: 3,
-    welcome_first: 0,
+    tell_only_this_round: 1,
+    welcome_first: 36,
     publish_first: 2,
     take_duplicates: 1,
-    reuse_lives: 63,
-    let_old_lives_in: 120,
+    reuse_lives: 0,
+    let_old_lives_in: 78,
     ignore_quorum: 1,
-    bury_the_held: 120,
-    never_heal: 78,
-    ask_once: 0,
+    bury_the_held: 78,
+    never_heal: 19,
+    ask_once: 19,
     lose_momentum: 2,
-    send_the_master: 12,
+    send_the_master: 6,
     skip_directory_sync: 24,
     skip_file_sync: 24,
-    keep_torn_tail: 23,
+    keep_torn_tail: 3,
     fold_too_early: 131,
     collect_too_much: 0,
-    ignore_the_lock: 17,
+    ignore_the_lock: 0,
     retry_sync: 443,
     merge_unknown_fate: 0,
 }
