@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skerry.algo.codecs import CODECS, decode, encode, inspect
 from skerry.algo.fragments import ROW, Fragment, Tensor, layout_of, split
-from skerry.algo.merge import RULES, Held, merge, token_weight
+from skerry.algo.merge import RULES, Held, merge
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
 every_rule = pytest.mark.parametrize("rule", RULES)
@@ -87,13 +87,6 @@ def test_contributions_may_use_different_codecs(rule):
     held = [hold(FRAGMENT, delta_of(FRAGMENT, i), 1.0 + i, codec) for i, codec in enumerate(CODECS)]
     expected = slow_merge(rule, FRAGMENT, held)
     np.testing.assert_allclose(merge(rule, FRAGMENT, held), expected, rtol=2e-6, atol=4e-7)
-
-
-def test_paper_3_2_token_weight_is_quantity_times_quality():
-    assert token_weight(tokens=600, steps=3) == 600 * (600 / 3)
-    assert token_weight(tokens=0, steps=0) == 0.0
-    # with equal tokens a step, weights are in the ratio of the steps
-    assert token_weight(50 * 8, 8) / token_weight(50 * 2, 2) == 4
 
 
 @small

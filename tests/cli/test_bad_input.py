@@ -456,13 +456,15 @@ def test_nan_in_a_contribution_is_refused_whole_counted_and_named(tmp_path):
         assert f"refused contribution of sick to fragment {fragment}: not finite" in syncer.said
         assert committed(syncer.run_dir) == before
         assert puppet.merge_once() >= 1  # the run goes on, and what it merges is finite
-        rows = [row for fact in facts_of(syncer.run_dir) if isinstance(fact, Committed) for row in fact.rows]
+        rows = [row for fact in facts_of(syncer.run_dir) if isinstance(fact, Committed) for row in fact.decision.rows]
         assert any(row.fate == "merged" for row in rows)
         assert 1 not in {row.seq for row in rows if row.fragment == fragment}
 
 
 def committed(run_dir):
-    return [(fact.fragment, fact.version) for fact in facts_of(run_dir) if isinstance(fact, Committed)]
+    return [
+        (fact.decision.fragment, fact.decision.version) for fact in facts_of(run_dir) if isinstance(fact, Committed)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- junk on the port

@@ -107,14 +107,19 @@ def test_without_exclude_out_is_what_export_writes(call, run_dir, tmp_path):
     assert (tmp_path / "replayed").read_bytes() == (tmp_path / "exported").read_bytes()
 
 
+def shape(commit):
+    return commit.decision.fragment, [part.codec for part in commit.decision.parts]
+
+
 def test_what_differs_is_said_and_exits_with_one(call, run_dir, tmp_path):
     """A merge whose recorded contributions were exchanged for another's, every hash made to fit."""
     facts = facts_of(run_dir)
     commits = [n for n, fact in enumerate(facts) if isinstance(fact, Committed)]
     sixth = facts[commits[5]]
     others = (facts[n] for n in commits[6:])
-    other = next(c for c in others if (c.fragment, c.codecs) == (sixth.fragment, sixth.codecs))
-    facts[commits[5]] = msgspec.structs.replace(sixth, payloads=other.payloads)
+    other = next(c for c in others if shape(c) == shape(sixth))
+    result = msgspec.structs.replace(sixth.result, payloads=other.result.payloads)
+    facts[commits[5]] = Committed(sixth.decision, result)
     shutil.rmtree(run_dir / "tape")
     with Store.open(run_dir) as store:
         store.commit([msgspec.msgpack.encode(fact) for fact in facts])
@@ -172,7 +177,7 @@ def test_damage_is_named_at_its_first_bad_record(refused, run_dir):
     assert "tape/000001.seg has format 7" in refused(run_dir)
     segment.write_bytes(whole)
     (run_dir / "summary.json").unlink()
-    payloads = next(fact.payloads for fact in facts_of(run_dir) if isinstance(fact, Committed))
+    payloads = next(fact.result.payloads for fact in facts_of(run_dir) if isinstance(fact, Committed))
     (run_dir / "record" / payloads).unlink()
     line = refused(run_dir)
     assert f"record/{payloads} is missing" in line and "tape/000001.seg record " in line

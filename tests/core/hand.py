@@ -33,7 +33,7 @@ from skerry.core.events import (
     Ticked,
     Told,
 )
-from skerry.core.facts import Committed, EpochStarted, RunCreated
+from skerry.core.facts import Committed, EpochStarted, Result, RunCreated
 from skerry.core.learner import LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import decode_fact, fold
@@ -49,6 +49,11 @@ def config_of(run: dict | None = None, **sync) -> configs.Config:
         run=configs.Run(**({"learners": 3, "steps": 10**6} | (run or {}))),
         sync=configs.Sync(**(defaults | {"grace": 0.0} | sync)),
     )
+
+
+def committed(m: Merge) -> Committed:
+    version = m.decision.version
+    return Committed(m.decision, Result(f"{m.decision.fragment}.{version}", str(version).encode()))
 
 
 @dataclass
@@ -73,14 +78,14 @@ class Desk:
         self.adopts = True  # learners adopt what is published at once
         zero = tuple(b"0" for _ in range(self.count))
         files = tuple(f"{p}.0" for p in range(self.count))
-        genesis = RunCreated("run", configs.encode(self.config), b"", files, zero, 0.0)
+        genesis = RunCreated("run", configs.encode(self.config), b"", files, zero)
         self.tape = [msgspec.msgpack.encode(genesis)]
         self.start()
 
     def start(self) -> list[object]:
         """A syncer process begins (again): all it knows is on the tape."""
         state = fold(decode_fact(record) for record in self.tape)
-        started = EpochStarted(state.epoch + 1, 0.0)
+        started = EpochStarted(state.epoch + 1)
         self.tape.append(msgspec.msgpack.encode(started))
         state.apply(started)
         self.machine = SyncerMachine(self.config, state, self.now)
@@ -96,7 +101,7 @@ class Desk:
                     case Record():
                         self.tape.append(msgspec.msgpack.encode(action.fact))
                     case Merge():
-                        fact = self.committed(action)
+                        fact = committed(action)
                         self.tape.append(msgspec.msgpack.encode(fact))
                         events.append(MergeDone(fact))
                     case Publish():
@@ -107,35 +112,6 @@ class Desk:
                         events.append(PublicationSent(action.learner, action.life, action.fragment, action.version))
         self.machine.state.ledger.check()
         return seen
-
-    def committed(self, m: Merge) -> Committed:
-        state = self.machine.state
-        return Committed(
-            epoch=state.epoch,
-            fragment=m.fragment,
-            version=m.version,
-            file=f"{m.fragment}.{m.version}",
-            digest=str(m.version).encode(),
-            parent=state.fragments[m.fragment].digest,
-            rule=m.rule,
-            outer=m.outer,
-            lr=m.lr,
-            momentum=m.momentum,
-            codec="fp32",
-            sync_every=m.sync_every,
-            quorum=m.quorum,
-            phase=m.phase,
-            reason=m.reason,
-            ready=m.ready,
-            weights=(),
-            rows=m.rows,
-            seen=m.seen,
-            progress=m.progress,
-            open_s=m.open_s,
-            elapsed_s=m.elapsed_s,
-            at=0.0,
-            gain=m.gain,
-        )
 
     # what learners do
 

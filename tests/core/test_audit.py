@@ -6,21 +6,25 @@ import msgspec
 import pytest
 
 from skerry import config as configs
-from skerry.core.audit import RESTORED, Audit
+from skerry.core.audit import Audit
 from skerry.core.facts import (
     Committed,
+    Decision,
     Discarded,
     EpochStarted,
     Injected,
     LifeStarted,
+    Part,
     Paused,
     PhaseChanged,
     Restored,
+    Result,
     Row,
     RunCreated,
     Sample,
     Sampled,
     Seen,
+    SteppedBack,
     Witnessed,
 )
 from skerry.core.ledger import MERGED
@@ -33,7 +37,6 @@ CONFIG = configs.Config(
 )
 PLAIN = {"rule": "mean", "outer": "sgd", "lr": 1.0, "momentum": 0.0}
 STEADY = {"rule": "rda", "outer": "nesterov", "lr": 0.4, "momentum": 0.85}
-replace = msgspec.structs.replace
 
 
 def row(learner, start, stop, fate=MERGED, seq=1, fragment=0, life=1, per_step=10):
@@ -44,50 +47,67 @@ def seen(learner, step, life=1):
     return Seen(learner, life, step, 10 * step, 0, 0, 0.0)
 
 
-def commit(version, rows, phase="steady", fragment=0, **changes):
+def commit(version, rows, kind="steady", fragment=0, codecs=None, bases=None, **changes):
+    """A merge as its stage, or the closing, says; `codecs` and `bases` are those of the merged rows."""
     merged = [r for r in rows if r.fate == MERGED]
+    came = zip(merged, codecs or ("int4",) * len(merged), bases or (version - 1,) * len(merged), strict=True)
     told = {
-        "epoch": 1, "fragment": fragment, "version": version, "file": f"{fragment}.{version}",
-        "digest": b"%d.%d" % (fragment, version), "parent": b"%d.%d" % (fragment, version - 1),
-        **(STEADY if phase == "steady" else PLAIN), "codec": "fp32" if phase == "closing" else "int4",
-        "sync_every": 4 if phase == "warm" else 8, "quorum": 1 if phase == "closing" else 2,
-        "phase": phase, "reason": "all 2 in", "ready": 3, "weights": tuple(r.tokens**2 / r.steps for r in merged),
-        "rows": tuple(rows), "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.95, "closing": 1.0}[phase],
-        "steps": 8 * version,
-        "open_s": 0.1, "elapsed_s": 10.0 * version, "at": 0.0,
-        "codecs": ("int4",) * len(merged), "bases": (version - 1,) * len(merged),
+        "epoch": 1, "fragment": fragment, "version": version, "parent": b"%d.%d" % (fragment, version - 1),
+        **(STEADY if kind == "steady" else PLAIN), "delay": 1, "restart": 0, "gain": 1.0,
+        "codec": "fp32" if kind == "closing" else "int4",
+        "sync_every": 4 if kind == "warm" else 8, "quorum": 1 if kind == "closing" else 2,
+        "stage": None if kind == "closing" else kind, "reason": "all in", "ready": 3,
+        "rows": tuple(rows), "parts": tuple(Part(codec, base, r.tokens**2 / r.steps) for r, codec, base in came),
+        "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.95, "closing": 1.0}[kind],
+        "steps": 8 * version, "open_s": 0.1, "elapsed_s": 10.0 * version,
     }  # fmt: skip
-    return Committed(**(told | changes))
+    result = Result(f"{fragment}.{version}", b"%d.%d" % (fragment, version))
+    return Committed(Decision(**(told | changes)), result)
+
+
+def replace(fact, **changes):
+    """The fact with fields changed; of a commit, those of its decision."""
+    if isinstance(fact, Committed):
+        return Committed(msgspec.structs.replace(fact.decision, **changes), fact.result)
+    return msgspec.structs.replace(fact, **changes)
+
+
+def parts(*changes):
+    """Those of the merge with a gap, each with its fields changed."""
+    return tuple(
+        msgspec.structs.replace(part, **change)
+        for part, change in zip(clean()[GAP_COMMIT].decision.parts, changes, strict=False)
+    )
 
 
 def clean():
     """A small run with everything in it: two epochs, a second life, a gap, a repair, the end."""
     files, digests = ("0.0", "1.0"), (b"0.0", b"1.0")
     return [
-        RunCreated("run", configs.encode(CONFIG), b"", files, digests, 0.0),
-        EpochStarted(1, 0.0),
-        LifeStarted("a", 1, "pa", 0, 0.0, 0.0),
-        LifeStarted("b", 1, "pb", 1, 0.0, 0.0),
-        LifeStarted("c", 1, "pc", 2, 0.0, 0.0),
-        PhaseChanged("training", (), (), 0.0, 0.0),
-        Witnessed("a", 1, "stepping", 0.0, 0.0),
+        RunCreated("run", configs.encode(CONFIG), b"", files, digests),
+        EpochStarted(1),
+        LifeStarted("a", 1, "pa", 0, 0.0),
+        LifeStarted("b", 1, "pb", 1, 0.0),
+        LifeStarted("c", 1, "pc", 2, 0.0),
+        PhaseChanged("training", (), (), 0.0),
+        Witnessed("a", 1, "stepping", 0.0),
         commit(1, [row("a", 0, 4), row("b", 0, 4)], "warm", seen=(seen("a", 4), seen("b", 4), seen("c", 2))),
-        Discarded((row("c", 0, 2, "died"), row("c", 0, 2, "died", fragment=1)), (seen("c", 2),), 12.0, 0.0),
-        LifeStarted("c", 2, "pc2", 2, 12.0, 0.0),
+        Discarded((row("c", 0, 2, "died"), row("c", 0, 2, "died", fragment=1)), (seen("c", 2),), 12.0),
+        LifeStarted("c", 2, "pc2", 2, 12.0),
         commit(2, [row("a", 4, 6, "fast-forward"), row("a", 6, 10, seq=2), row("c", 0, 6, life=2)]),
-        Sampled((Sample("c", 2, 6, 60, (0.1,), 0, 0.0, 0, 0.0),), 20.0, 0.0),
-        EpochStarted(2, 0.0),
-        Restored(0, 2, "other", b"0.2", "a", 0.0),
-        Paused((seen("b", 11),), 25.0, 0.0),
-        EpochStarted(3, 0.0),
-        PhaseChanged("closing", ("other", "1.0"), (), 30.0, 0.0),
+        Sampled((Sample("c", 2, 6, 60, (0.1,), 0, 0.0, 0, 0.0),), 20.0),
+        EpochStarted(2),
+        Restored(0, 2, "other", b"0.2", "a"),
+        Paused((seen("b", 11),), 25.0),
+        EpochStarted(3),
+        PhaseChanged("closing", ("other", "1.0"), (), 30.0),
         commit(3, [row("b", 4, 11, seq=2)], "closing", epoch=3, ready=1, codecs=("fp32",)),
         commit(1, [row("a", 0, 10, fragment=1), row("b", 0, 11, fragment=1)], "closing", 1, epoch=3, elapsed_s=31.0),
-        Discarded((row("c", 0, 6, "absent at close", fragment=1, life=2),), (), 31.0, 0.0),
-        PhaseChanged("closed", (), (seen("a", 10), seen("b", 11), seen("c", 6, 2)), 31.0, 0.0),
+        Discarded((row("c", 0, 6, "absent at close", fragment=1, life=2),), (), 31.0),
+        PhaseChanged("closed", (), (seen("a", 10), seen("b", 11), seen("c", 6, 2)), 31.0),
         Injected("kill", "syncer", "", 0.0, 1.0),
-        EpochStarted(4, 0.0),
-        Paused((seen("a", 10),), 31.0, 0.0),
+        EpochStarted(4),
+        Paused((seen("a", 10),), 31.0),
     ]
 
 
@@ -171,7 +191,7 @@ def test_only_the_first_bad_fact_is_judged():
 
 def test_i1_a_contribution_merged_twice():
     again = clean()[WARM_COMMIT]
-    line = instead(GAP_COMMIT, replace(again, version=2, parent=b"0.1", bases=(0, 0)))
+    line = instead(GAP_COMMIT, replace(again, version=2, parent=b"0.1"))
     assert line.startswith("I1: Committed fragment 0 version 2: merged again:")
 
 
@@ -197,7 +217,7 @@ def test_i2_tokens_that_do_not_follow_on():
 
 def test_i2_rows_that_go_back_or_settle_nothing():
     for stop in (4, 3):
-        line = instead(GAP_COMMIT, Discarded((row("b", 4, stop, "died"),), (), 20.0, 0.0))
+        line = instead(GAP_COMMIT, Discarded((row("b", 4, stop, "died"),), (), 20.0))
         assert line.startswith("I2: ") and f"settles {stop - 4} steps" in line
 
 
@@ -206,7 +226,7 @@ def test_i2_work_that_is_pending_at_the_end():
     del facts[ABSENT]
     assert "I2: PhaseChanged closed: c/2 settled on 1 up to" in only_line(audited(facts))
     assert planted(CLOSED, seen=(seen("a", 12),)).startswith("I2: ")
-    silent = [*clean()[:CLOSED], LifeStarted("d", 1, "pd", 3, 31.0, 0.0), clean()[CLOSED]]
+    silent = [*clean()[:CLOSED], LifeStarted("d", 1, "pd", 3, 31.0), clean()[CLOSED]]
     silent[-1] = replace(silent[-1], seen=(seen("d", 1),))
     assert "nothing of ['d/1'] is settled" in only_line(audited(silent))
 
@@ -214,11 +234,11 @@ def test_i2_work_that_is_pending_at_the_end():
 @pytest.mark.parametrize(
     "late",
     [
-        Discarded((row("a", 10, 11, "died"),), (), 31.0, 0.0),
-        LifeStarted("a", 2, "p", 0, 31.0, 0.0),
-        Witnessed("a", 1, "lost", 31.0, 0.0),
-        Sampled((), 31.0, 0.0),
-        Paused((seen("a", 11),), 31.0, 0.0),
+        Discarded((row("a", 10, 11, "died"),), (), 31.0),
+        LifeStarted("a", 2, "p", 0, 31.0),
+        Witnessed("a", 1, "lost", 31.0),
+        Sampled((), 31.0),
+        Paused((seen("a", 11),), 31.0),
     ],
 )
 def test_i2_nothing_is_written_after_the_end(late):
@@ -231,7 +251,7 @@ def test_i2_nothing_is_merged_after_the_end():
 
 
 def test_i2_a_discard_of_nothing_or_on_no_fragment():
-    assert instead(DIED, Discarded((), (), 12.0, 0.0)).startswith("I2: ")
+    assert instead(DIED, Discarded((), (), 12.0)).startswith("I2: ")
     assert "no such fragment" in planted(DIED, rows=(row("c", 0, 2, "died", fragment=2),))
 
 
@@ -246,13 +266,11 @@ def test_i2_a_discard_of_nothing_or_on_no_fragment():
         {"parent": b"0.0"},
         {"fragment": 2},
         {"fragment": -1},
-        {"weights": (400.0, 601.0)},
-        {"weights": (400.0,)},
-        {"weights": (400.0, math.nan)},
-        {"weights": (400.0, math.inf)},
-        {"codecs": ("int4",)},
-        {"codecs": ("int4", "fp32")},  # only the last work comes whole
-        {"bases": ()},
+        {"parts": lambda: parts({}, {"weight": 601.0})},
+        {"parts": lambda: parts({}, {"weight": math.nan})},
+        {"parts": lambda: parts({}, {"weight": math.inf})},
+        {"parts": lambda: parts({})},
+        {"parts": lambda: parts({}, {"codec": "fp32"})},  # only the last work comes whole
         {"codec": "fp32"},
         {"rule": "mean"},
         {"outer": "sgd"},
@@ -261,19 +279,20 @@ def test_i2_a_discard_of_nothing_or_on_no_fragment():
         {"delay": 4},  # the rule is not delayed
         {"restart": 2},
         {"sync_every": 3},
-        {"sync_every": 4},  # that of the warm phase
+        {"sync_every": 4},  # that of the warm stage
         {"gain": 0.5},  # nobody has missed a version
         {"gain": math.nan},
     ],
     ids=str,
 )
 def test_i3_what_a_merge_may_be(changes):
+    changes = {name: value() if callable(value) else value for name, value in changes.items()}
     assert planted(GAP_COMMIT, **changes).startswith("I3: Committed fragment ")
 
 
-def test_i3_the_phase_is_one_in_which_the_round_may_have_been_opened():
+def test_i3_the_stage_is_one_in_which_the_round_may_have_been_opened():
     """Warm at the fragment's last merge, steady at 0.4 and cool at 0.95; by steps it is steady from 60."""
-    warm, cool = PLAIN | {"phase": "warm", "sync_every": 4}, PLAIN | {"phase": "cool"}
+    warm, cool = PLAIN | {"stage": "warm", "sync_every": 4}, PLAIN | {"stage": "cool"}
     for changes, progress, steps, is_right in [
         ({}, 0.4, 16, True), (warm, 0.4, 16, True), (cool, 0.4, 16, False), (cool, 0.95, 16, True),
         ({}, 0.95, 16, True), ({}, 0.1, 16, False), ({}, 0.1, 60, True), (warm, 0.1, 60, True),
@@ -318,11 +337,12 @@ def test_i3_a_restored_file_is_of_the_same_version(changes):
 
 
 def test_i3_going_back_after_damage_takes_the_values_before_it():
-    back = commit(3, [], rule=RESTORED, phase="steady", digest=b"0.1", epoch=3, quorum=0, ready=0, elapsed_s=25.0)
+    back = SteppedBack(epoch=3, fragment=0, version=3, parent=b"0.2", file="0.1", digest=b"0.1")
     tape = clean()[:CLOSING]
     assert audited([*tape, back]).violations == []
     assert "digest" in only_line(audited([*tape, replace(back, digest=b"0.2")]))
-    assert "goes back" in only_line(audited([*tape, replace(back, rows=(row("b", 4, 8, seq=2),))]))
+    assert "epoch" in only_line(audited([*tape, replace(back, epoch=2)]))
+    assert "parent" in only_line(audited([*tape, replace(back, parent=b"0.1")]))
     assert "version 4 after 2" in only_line(audited([*tape, replace(back, version=4)]))
 
 
@@ -401,12 +421,12 @@ def test_i11_the_quorum_is_the_configured_one(changes):
 
 
 def test_i11_nobody_merged_at_the_end():
-    assert planted(LAST_B, rows=(), weights=(), codecs=(), bases=()).startswith("I11: ")
+    assert planted(LAST_B, rows=(), parts=()).startswith("I11: ")
 
 
 @pytest.mark.parametrize("base", [-1, 2, 9])
 def test_i12_a_base_there_was(base):
-    assert planted(GAP_COMMIT, bases=(base, 0)) == (
+    assert planted(GAP_COMMIT, parts=parts({"base_version": base}, {})) == (
         f"I12: Committed fragment 0 version 2: a is relative to version {base}"
     )
 
@@ -452,13 +472,13 @@ def test_phases_go_forward_one_by_one():
     assert planted(CLOSING, phase="asleep").startswith("phase: ")
 
 
-def test_a_merge_is_of_the_phase_the_run_is_in():
+def test_a_merge_is_of_the_stage_and_phase_the_run_is_in():
     assert "a closing merge" in instead(GAP_COMMIT, commit(2, [row("a", 4, 8, seq=2)], "closing", elapsed_s=20.0))
-    early = replace(clean()[WARM_COMMIT], phase="steady", **STEADY)
+    early = replace(clean()[WARM_COMMIT], stage="steady", **STEADY)
     assert instead(WARM_COMMIT, early).startswith("phase: ")
     late = commit(3, [row("b", 4, 11, seq=2), row("c", 6, 8, seq=2, life=2)], "warm", epoch=3, progress=0.5)
     assert instead(CLOSING, late).startswith("phase: ")
-    cool = replace(clean()[GAP_COMMIT], phase="cool", **PLAIN)
+    cool = replace(clean()[GAP_COMMIT], stage="cool", **PLAIN)
     assert instead(GAP_COMMIT, cool).startswith("phase: ")
     facts = clean()
     del facts[5]

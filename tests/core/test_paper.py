@@ -297,8 +297,8 @@ def test_design_share_is_reevaluated_downwards_within_a_round():
     open_round(desk, "a", "b", "c")
     desk.contribute("a", 0)
     assert not of(desk.contribute("b", 0), Merge)
-    merge = only(desk.depart("c"), Merge)
-    assert (merge.quorum, merge.ready, merge.reason) == (2, 2, "all 2 in")
+    decision = only(desk.depart("c"), Merge).decision
+    assert (decision.quorum, decision.ready, decision.reason) == (2, 2, "all in")
 
 
 def test_design_a_number_is_never_lowered():
@@ -374,20 +374,20 @@ def test_eq3_grace_waits_for_who_can_make_it_and_closes_when_it_is_over():
     desk = grace_desk()
     assert not of(desk.contribute("a", 0), Merge)
     assert desk.machine.waiting == "fragment 0: grace for b, c"
-    assert "grace over" in only(desk.wait(1.0), Merge).reason
+    assert only(desk.wait(1.0), Merge).decision.reason == "grace over"
 
 
 def test_eq3_grace_ends_when_all_are_in():
     desk = grace_desk()
     actions = desk.contribute("a", 0) + desk.contribute("b", 0) + desk.contribute("c", 0)
-    assert only(actions, Merge).reason == "all 3 in"
+    assert only(actions, Merge).decision.reason == "all in"
 
 
 def test_design_grace_ends_early_when_the_rest_cannot_make_it():
     desk = grace_desk()
     for name in "bc":
         desk.machine.members[name].answer_s = 30.0
-    assert only(desk.contribute("a", 0), Merge).reason == "1 in, the rest cannot make it"
+    assert only(desk.contribute("a", 0), Merge).decision.reason == "the rest cannot make it"
 
 
 def test_p4_a_late_contribution_is_merged_in_the_next_round():
@@ -426,7 +426,7 @@ def test_p51_p_equal_h_opens_one_fragment_a_step():
     for step in range(1, 25):
         desk.now += 1
         desk.report("a", step)
-        merged.append([m.fragment for p in rounds(desk) for m in of(desk.contribute("a", p), Merge)])
+        merged.append([m.decision.fragment for p in rounds(desk) for m in of(desk.contribute("a", p), Merge)])
     assert all(len(fragments) == 1 for fragments in merged[1:])
     assert [f for (f,) in merged[6:12]] == [f for (f,) in merged[12:18]], "each fragment every H steps"
 
@@ -492,32 +492,33 @@ def test_design_warm_phase_then_steady_then_cool():
         desk.now += 1
         desk.report("a", step)
         for p in rounds(desk):
-            seen += of(desk.contribute("a", p), Merge)
-    warm = [m for m in seen if m.phase == "warm"]
-    steady = [m for m in seen if m.phase == "steady"]
-    cool = [m for m in seen if m.phase == "cool"]
-    assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in warm} == {("mean", "sgd", 1.0, 0.0, 2)}
-    assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in steady} == {("rda", "nesterov", 0.4, 0.85, 8)}
-    assert {(m.rule, m.outer, m.lr, m.momentum, m.sync_every) for m in cool} == {("mean", "sgd", 1.0, 0.0, 8)}
-    assert all(m.contributions[0].steps == 2 for m in warm) and all(m.contributions[0].steps == 8 for m in steady[1:])
-    assert max(m.progress for m in warm) < 0.2 <= min(m.progress for m in steady)
-    assert max(m.progress for m in steady) <= 0.9 < min(m.progress for m in cool)
+            seen += [merge.decision for merge in of(desk.contribute("a", p), Merge)]
+    warm = [d for d in seen if d.stage == "warm"]
+    steady = [d for d in seen if d.stage == "steady"]
+    cool = [d for d in seen if d.stage == "cool"]
+    assert {(d.rule, d.outer, d.lr, d.momentum, d.sync_every) for d in warm} == {("mean", "sgd", 1.0, 0.0, 2)}
+    assert {(d.rule, d.outer, d.lr, d.momentum, d.sync_every) for d in steady} == {("rda", "nesterov", 0.4, 0.85, 8)}
+    assert {(d.rule, d.outer, d.lr, d.momentum, d.sync_every) for d in cool} == {("mean", "sgd", 1.0, 0.0, 8)}
+    assert all(d.rows[0].steps == 2 for d in warm) and all(d.rows[0].steps == 8 for d in steady[1:])
+    assert max(d.progress for d in warm) < 0.2 <= min(d.progress for d in steady)
+    assert max(d.progress for d in steady) <= 0.9 < min(d.progress for d in cool)
     assert len(warm) + len(steady) + len(cool) == len(seen)
 
 
-def test_design_the_warm_phase_lasts_so_many_steps_and_no_longer():
+def test_design_the_warm_stage_lasts_so_many_steps_and_no_longer():
     config = config_of({"learners": 2, "steps": 1000}, num_fragments=1, sync_every=8, policy="auto", warm_steps=20)
     desk = Desk(config)
     desk.ready("a", "b")
-    phases = {}
+    stages = {}
     for step in range(1, 60):
         desk.now += 1
         for name in ("a", "b"):
             desk.report(name, step)
         for p in rounds(desk):
-            phases |= {m.steps: m.phase for name in ("a", "b") for m in of(desk.contribute(name, p), Merge)}
-    assert {phase for steps, phase in phases.items() if steps < 40} == {"warm"}
-    assert {phase for steps, phase in phases.items() if steps >= 40} == {"steady"}
+            decisions = [m.decision for name in ("a", "b") for m in of(desk.contribute(name, p), Merge)]
+            stages |= {d.steps: d.stage for d in decisions}
+    assert {stage for steps, stage in stages.items() if steps < 40} == {"warm"}
+    assert {stage for steps, stage in stages.items() if steps >= 40} == {"steady"}
 
 
 # ---------------------------------------------------------------------------------------------- settlement
@@ -559,7 +560,7 @@ def test_design_a_gap_was_given_up_and_is_booked_so():
     desk.ready("a")
     open_round(desk, "a")
     desk.report("a", 6, marks=[3])
-    rows = only(desk.contribute("a", 0), Merge).rows
+    rows = only(desk.contribute("a", 0), Merge).decision.rows
     assert [(r.from_step, r.to_step, r.fate) for r in rows] == [(0, 3, "fast-forward"), (3, 6, "merged")]
 
 
@@ -795,8 +796,9 @@ def test_design_the_last_merge_is_a_lossless_mean_with_outer_step_one():
     assert len(pulls) == 2 and all(p.lossless for p in pulls)
     assert not of(desk.contribute("a", 0), Merge), "waits for b"
     actions = desk.contribute("b", 0)
-    merge = only(actions, Merge)
-    assert (merge.rule, merge.outer, merge.lr, merge.momentum, merge.phase) == ("mean", "sgd", 1.0, 0.0, "closing")
+    decision = only(actions, Merge).decision
+    assert (decision.rule, decision.outer, decision.lr, decision.momentum) == ("mean", "sgd", 1.0, 0.0)
+    assert decision.is_closing and decision.codec == "fp32" and decision.reason == "the last work"
     assert [f.phase for f in facts(actions, PhaseChanged)] == ["closed"]
     assert len(of(actions, Done)) == 2 and only(actions, Finish).reason == "closed"
     totals = desk.machine.state.ledger.totals()
@@ -852,7 +854,7 @@ def test_design_leaving_hands_over_everything_first():
     actions = desk.report("a", 3, state="leaving")
     assert {p.fragment for p in of(actions, Pull)} >= {1}
     merges = of(desk.contribute("a", 0) + desk.contribute("a", 1), Merge)
-    assert [m.fragment for m in merges] == [0, 1]
+    assert [m.decision.fragment for m in merges] == [0, 1]
     desk.report("a", 3, state="left")
     assert not desk.machine.members["a"].connected
     assert desk.machine.state.ledger.totals().pending == 0

@@ -39,19 +39,19 @@ def test_grace_fits_in_a_step_and_in_the_slack(gamma, delay, step_s, quorum_s, s
     seconds,
     seconds,
 )
-def test_decision_follows_the_rules_and_says_why(held, quorum, missing, quorum_at, grace, now):
-    decision = decide(held, quorum, missing, quorum_at, grace, now)
-    assert decision.reason
+def test_a_verdict_follows_the_rules_and_says_why(held, quorum, missing, quorum_at, grace, now):
+    closes, waits = decide(held, quorum, missing, quorum_at, grace, now)
+    assert (closes is None) == bool(waits)
     if held < quorum or quorum_at is None:
-        assert not decision.close and decision.reason == f"{held} of quorum {quorum}"
+        assert waits == f"{held} of quorum {quorum}"
     elif not missing or now >= quorum_at + grace:
-        assert decision.close
+        assert closes in ("all in", "grace over", "no grace")
     else:
         hoped = [name for name, expected in missing.items() if expected <= quorum_at + grace]
-        assert decision.close == (not hoped)
-        assert all(name in decision.reason for name in hoped)
+        assert closes == (None if hoped else "the rest cannot make it")
+        assert all(name in waits for name in hoped)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), seconds), seconds, seconds)
 def test_with_a_quorum_the_wait_ends(missing, quorum_at, grace):
-    assert decide(2, 2, missing, quorum_at, grace, quorum_at + grace).close
+    assert decide(2, 2, missing, quorum_at, grace, quorum_at + grace).closes

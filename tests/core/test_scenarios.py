@@ -23,7 +23,7 @@ import pytest
 
 from core.hand import Desk, config_of
 from skerry.core.events import Dismiss, Finish, Hold, Merge, Publish, Record, Send
-from skerry.core.facts import Committed, Discarded, LifeStarted, PhaseChanged, Row, Sampled, Witnessed
+from skerry.core.facts import Committed, Decision, Discarded, LifeStarted, PhaseChanged, Row, Sampled, Witnessed
 from skerry.core.messages import FULL, Contribution, Done, Pull, Rejected, Stop, Welcome
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -105,14 +105,26 @@ def describe(action: object) -> list[str]:
             to = f"{action.learner}.{action.life}"
             return [f"publish fragment {action.fragment} version {action.version} ({base}) to {to}, {settled}"]
         case Merge():
-            how = f"{action.phase}: {action.rule}, {action.outer} {action.lr:g}/{action.momentum:g}"
-            head = f"merge fragment {action.fragment} to version {action.version} ({action.reason}; {how})"
-            return [head, *(f"  {describe_row(row)}" for row in action.rows)]
+            d = action.decision
+            how = f"{d.stage or 'closing'}: {d.rule}, {d.outer} {d.lr:g}/{d.momentum:g}"
+            head = f"merge fragment {d.fragment} to version {d.version} ({describe_reason(d)}; {how})"
+            return [head, *(f"  {describe_row(row)}" for row in d.rows)]
         case Dismiss():
             return [f"dismiss {action.learner}.{action.life}: {action.reason}"]
         case Finish():
             return [f"finish: {action.reason}"]
     raise AssertionError(action)
+
+
+def describe_reason(decision: Decision) -> str:
+    """In a round's merge it counts who is in."""
+    count = len(decision.parts)
+    match decision.reason:
+        case "all in":
+            return f"all {count} in"
+        case "everyone is leaving" | "the last work":
+            return decision.reason
+    return f"{count} in, {decision.reason}"
 
 
 def describe_fact(fact: object) -> list[str]:
@@ -124,7 +136,7 @@ def describe_fact(fact: object) -> list[str]:
         case PhaseChanged():
             return [f"phase {fact.phase}"]
         case Committed():
-            return [f"fragment {fact.fragment} version {fact.version}"]
+            return [f"fragment {fact.decision.fragment} version {fact.decision.version}"]
         case Witnessed():
             return [f"{fact.learner}.{fact.life} is {fact.what}"]
         case Sampled():

@@ -8,19 +8,17 @@ from hypothesis import strategies as st
 from skerry import config as configs
 from skerry.core.facts import Row
 from skerry.core.schedule import (
-    COOL,
-    STAGES,
-    STEADY,
-    WARM,
     Pacer,
     first_due,
     gain_of,
     pace_s,
-    phase_at,
     rounds_open_max,
+    stage_at,
     steps_due,
     sync_every_in,
-)  # fmt: skip
+    weight_of,
+)
+from skerry.core.vocabulary import STAGES
 
 counts = st.integers(1, 30)
 
@@ -112,22 +110,22 @@ AUTO = configs.Config(
 
 @given(progresses, progresses, steps, steps)
 def test_phases_and_h_only_go_forward(one, other, few, many):
-    before, after = (phase_at(AUTO, *at) for at in zip(sorted([one, other]), sorted([few, many]), strict=True))
+    before, after = (stage_at(AUTO, *at) for at in zip(sorted([one, other]), sorted([few, many]), strict=True))
     assert STAGES.index(before) <= STAGES.index(after)
     assert 4 <= sync_every_in(AUTO.sync, before) <= sync_every_in(AUTO.sync, after) <= 24
 
 
 def test_the_warm_phase_ends_by_steps_or_by_share_and_the_cool_one_comes_last():
-    assert phase_at(AUTO, 0.0, 0) == phase_at(AUTO, 0.19, 999) == WARM
-    assert phase_at(AUTO, 0.01, 1000) == phase_at(AUTO, 0.2, 10) == phase_at(AUTO, 0.89, 10) == STEADY
-    assert phase_at(AUTO, 0.91, 10) == phase_at(AUTO, 1.0, 2000) == COOL
+    assert stage_at(AUTO, 0.0, 0) == stage_at(AUTO, 0.19, 999) == "warm"
+    assert stage_at(AUTO, 0.01, 1000) == stage_at(AUTO, 0.2, 10) == stage_at(AUTO, 0.89, 10) == "steady"
+    assert stage_at(AUTO, 0.91, 10) == stage_at(AUTO, 1.0, 2000) == "cool"
 
 
 @given(progresses, steps)
 def test_fixed_is_fixed(progress, taken):
     fixed = configs.Config(sync=configs.Sync(policy="fixed", sync_every=24))
-    phase = phase_at(fixed, progress, taken)
-    assert (sync_every_in(fixed.sync, phase), phase) == (24, STEADY)
+    stage = stage_at(fixed, progress, taken)
+    assert (sync_every_in(fixed.sync, stage), stage) == (24, "steady")
 
 
 def row(learner, steps, fate="merged"):
@@ -171,3 +169,10 @@ def test_a_gain_is_a_part_and_never_nothing(brought, every):
     merged_in = {str(n): version for n, (_, version) in enumerate(brought)}
     gain = gain_of(rows, merged_in, 10, every)
     assert min(1.0, every / max(r.steps for r in rows)) - 1e-9 <= gain <= 1.0 + 1e-9
+
+
+def test_paper_3_2_the_weight_is_quantity_times_quality():
+    assert weight_of(tokens=600, steps=3) == 600 * (600 / 3)
+    assert weight_of(tokens=0, steps=0) == 0.0
+    # with equal tokens a step, weights are in the ratio of the steps
+    assert weight_of(50 * 8, 8) / weight_of(50 * 2, 2) == 4

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from e2e.processes import facts_of, skerry
 from skerry.config import Config, Model
-from skerry.core.facts import Committed, Discarded, EpochStarted, LifeStarted, PhaseChanged, RunCreated
+from skerry.core.facts import Committed, Decision, Discarded, EpochStarted, LifeStarted, PhaseChanged, RunCreated
 from skerry.train.loop import model_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -59,9 +59,15 @@ def commits(facts):
 
 
 @pytest.fixture(scope="module")
+def decisions(commits):
+    return [commit.decision for commit in commits]
+
+
+@pytest.fixture(scope="module")
 def rows(facts):
     """Every settled stretch of work, in the order it was booked."""
-    return [row for fact in facts if isinstance(fact, Committed | Discarded) for row in fact.rows]
+    booked = (fact.decision if isinstance(fact, Committed) else fact for fact in facts)
+    return [row for fact in booked if isinstance(fact, Decision | Discarded) for row in fact.rows]
 
 
 # ---------------------------------------------------------------------------------------------- the summary
@@ -133,14 +139,14 @@ def test_traffic_is_a_fraction_of_data_parallel(summary):
 # ---------------------------------------------------------------------------------------------- the slow learner
 
 
-def test_the_slow_learner_is_never_left_out_for_long(summary, commits):
+def test_the_slow_learner_is_never_left_out_for_long(summary, decisions):
     """It is asked ahead of a round, and what still comes too late is held for the next: in one of two at least."""
     pairs = [
         (a, b)
         for p in range(summary["fragments"])
-        for a, b in pairwise(commit for commit in commits if commit.fragment == p and commit.phase == "steady")
+        for a, b in pairwise(one for one in decisions if one.fragment == p and one.stage == "steady")
     ]
-    present = sum(any(row.learner == SLOW for commit in pair for row in commit.rows) for pair in pairs)
+    present = sum(any(row.learner == SLOW for decision in pair for row in decision.rows) for pair in pairs)
     assert present / len(pairs) > 0.9
     assert summary["learners"][SLOW]["merges_share"] > 0.5
 
@@ -182,10 +188,10 @@ def test_nothing_is_merged_twice(rows):
 def test_versions_run_without_a_gap_and_each_names_its_parent(facts, commits, summary):
     (created,) = [fact for fact in facts if isinstance(fact, RunCreated)]
     for p, genesis in enumerate(created.digests):
-        mine = [commit for commit in commits if commit.fragment == p]
-        assert [commit.version for commit in mine] == list(range(1, len(mine) + 1))
-        digests = [genesis, *(commit.digest for commit in mine)]
-        assert [commit.parent for commit in mine] == digests[:-1]
+        mine = [commit for commit in commits if commit.decision.fragment == p]
+        assert [commit.decision.version for commit in mine] == list(range(1, len(mine) + 1))
+        digests = [genesis, *(commit.result.digest for commit in mine)]
+        assert [commit.decision.parent for commit in mine] == digests[:-1]
         assert summary["versions"][p] == len(mine)
     assert summary["merges"] == len(commits)
 
@@ -199,20 +205,20 @@ def test_the_restarted_syncer_goes_on_where_the_tape_ends(facts):
         if isinstance(fact, EpochStarted):
             current = fact.epoch
         elif isinstance(fact, Committed):
-            assert fact.epoch == current
+            assert fact.decision.epoch == current
             merged_in.add(current)
     assert merged_in == {1, 2}
 
 
-def test_the_run_went_through_its_phases_once(facts, commits):
+def test_the_run_went_through_its_phases_and_stages_once(facts, decisions):
     phases = [fact.phase for fact in facts if isinstance(fact, PhaseChanged)]
     assert phases == ["training", "closing", "closed"]
-    order = {"warm": 0, "steady": 1, "cool": 2, "closing": 3}
-    for p in {commit.fragment for commit in commits}:  # a round keeps the phase it was opened in
-        ranks = [order[commit.phase] for commit in commits if commit.fragment == p]
+    order = {"warm": 0, "steady": 1, "cool": 2, None: 3}
+    for p in {decision.fragment for decision in decisions}:  # a round keeps the stage it was opened in
+        ranks = [order[decision.stage] for decision in decisions if decision.fragment == p]
         assert ranks == sorted(ranks)
-    assert {commit.phase for commit in commits} == order.keys()
-    assert all(a.progress <= b.progress for a, b in pairwise(commits))
+    assert {decision.stage for decision in decisions} == order.keys()
+    assert all(a.progress <= b.progress for a, b in pairwise(decisions))
     assert isinstance(facts[-1], PhaseChanged)
 
 
@@ -220,40 +226,40 @@ def test_learners_that_were_not_killed_live_on_over_the_syncers_death(facts, row
     lives = [(fact.learner, fact.life) for fact in facts if isinstance(fact, LifeStarted)]
     assert sorted(lives) == sorted([*((f"learner-{i}", 1) for i in range(LEARNERS)), (KILLED, 2)])
     at = next(i for i, fact in enumerate(facts) if isinstance(fact, EpochStarted) and fact.epoch == 2)
-    after = {row.learner for fact in facts[at:] if isinstance(fact, Committed) for row in fact.rows}
+    after = {row.learner for fact in facts[at:] if isinstance(fact, Committed) for row in fact.decision.rows}
     assert after == {f"learner-{i}" for i in range(LEARNERS)}
 
 
-def test_a_merge_weighs_every_row_and_its_contributors_are_ready(commits):
-    for commit in commits:
-        merged = [row for row in commit.rows if row.fate == "merged"]
-        assert len(commit.weights) == len(merged) >= 1 and all(weight > 0 for weight in commit.weights)
+def test_a_merge_weighs_every_row_and_its_contributors_are_ready(decisions):
+    for decision in decisions:
+        merged = [row for row in decision.rows if row.fate == "merged"]
+        assert len(decision.parts) == len(merged) >= 1 and all(part.weight > 0 for part in decision.parts)
         assert [row.learner for row in merged] == sorted({row.learner for row in merged})
-        assert {row.fragment for row in commit.rows} == {commit.fragment}
+        assert {row.fragment for row in decision.rows} == {decision.fragment}
 
 
 # ---------------------------------------------------------------------------------------------- the restarted learner
 
 
-def test_the_restarted_learner_is_merged_within_one_sync_cycle(facts, commits):
+def test_the_restarted_learner_is_merged_within_one_sync_cycle(facts, decisions):
     """Its first merged stretch is at most two cycles of its own steps long, and it is in soon after it is back."""
     at = next(i for i, f in enumerate(facts) if isinstance(f, LifeStarted) and (f.learner, f.life) == (KILLED, 2))
-    since = [fact for fact in facts[at:] if isinstance(fact, Committed)]
-    mine = [[r for r in commit.rows if (r.learner, r.life) == (KILLED, 2)] for commit in since]
+    since = [fact.decision for fact in facts[at:] if isinstance(fact, Committed)]
+    mine = [[r for r in decision.rows if (r.learner, r.life) == (KILLED, 2)] for decision in since]
     first = next(i for i, found in enumerate(mine) if found)
-    fragments = len({commit.fragment for commit in commits})
+    fragments = len({decision.fragment for decision in decisions})
     assert first <= 2 * fragments
     (row,) = mine[first]
     assert row.fate == "merged" and row.to_step <= 2 * since[first].sync_every
 
 
-def test_the_restarted_learner_took_no_step_before_it_had_adopted_a_base(rows, commits):
+def test_the_restarted_learner_took_no_step_before_it_had_adopted_a_base(rows, decisions):
     """Its work on every fragment begins at step 0, is merged from there, and drew on a version of this run."""
     firsts = {}
     for row in rows:
         if (row.learner, row.life) == (KILLED, 2):
             firsts.setdefault(row.fragment, row)
-    assert firsts.keys() == {commit.fragment for commit in commits}
+    assert firsts.keys() == {decision.fragment for decision in decisions}
     assert all((row.from_step, row.from_tokens) == (0, 0) for row in firsts.values())
     assert all(row.fate == "merged" for row in firsts.values())  # nothing of it had to be thrown away
 

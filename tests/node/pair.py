@@ -170,13 +170,13 @@ class Pair:
         self.contributions = {}  # (learner, life, seq) -> (message, payload) as the syncer got it
         self.publications = []  # (learner, message) as they were handed to learners
         self.dismissed = []
-        with Store.open(root) as store:
-            create_run(store, config, self.layout, self.arrays, at=0.0)
+        with Store.open(root, clock=lambda: self.now) as store:
+            create_run(store, config, self.layout, self.arrays)
         self._open()
 
     def _open(self):
-        self.store = Store.open(self.root)
-        self.syncer = SyncerNode(self.store, self, lambda: self.now, self.now)
+        self.store = Store.open(self.root, clock=lambda: self.now)
+        self.syncer = SyncerNode(self.store, self, self.now)
 
     def __enter__(self):
         return self
@@ -332,6 +332,10 @@ class Pair:
         facts = (decode_fact(record.body) for record in self.store.history())
         return [fact for fact in facts if isinstance(fact, Committed)]
 
+    @property
+    def decisions(self):
+        return [commit.decision for commit in self.commits]
+
     def settled_seq(self, loop, p):
         return self.syncer.machine.state.ledger.settled(loop.name, loop.machine.life, p).seq
 
@@ -347,19 +351,19 @@ class Pair:
     def merged_work(self, name, p):
         """The sum of everything of this learner that is in the global fragment, each contribution whole."""
         total = np.zeros(self.fragments[p].size)
-        for commit in self.commits:
-            for row in commit.rows:
+        for decision in self.decisions:
+            for row in decision.rows:
                 if (row.learner, row.fragment, row.fate) == (name, p, MERGED):
                     total += self.decoded(row)
         return total
 
     def booked_work(self, p):
-        """Σ over commits of gain · Σ w v / Σ w: what a mean with outer step 1 has added to the first version."""
+        """Σ over merges of gain · Σ w v / Σ w: what a mean with outer step 1 has added to the first version."""
         total = np.zeros(self.fragments[p].size)
-        for commit in self.commits:
-            if commit.fragment == p:
-                rows = [row for row in commit.rows if row.fate == MERGED]
-                assert len(rows) == len(commit.weights)
-                for row, weight in zip(rows, commit.weights, strict=True):
-                    total += commit.gain * weight / sum(commit.weights) * self.decoded(row)
+        for decision in self.decisions:
+            if decision.fragment == p:
+                rows = [row for row in decision.rows if row.fate == MERGED]
+                weights = [part.weight for part in decision.parts]
+                for row, weight in zip(rows, weights, strict=True):
+                    total += decision.gain * weight / sum(weights) * self.decoded(row)
         return total

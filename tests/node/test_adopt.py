@@ -75,7 +75,8 @@ def published(pair):
     """Θ of every version, from its file."""
     found = {(p, 0): theta for p, theta in enumerate(pair.genesis)}
     for c in pair.commits:
-        found[c.fragment, c.version] = FLOAT32.load(pair.store.get(c.file), pair.fragments[c.fragment]).theta
+        p, version = c.decision.fragment, c.decision.version
+        found[p, version] = FLOAT32.load(pair.store.get(c.result.file), pair.fragments[p]).theta
     return found
 
 
@@ -148,7 +149,9 @@ def test_a_blend_with_alpha_one_is_a_rebase_to_the_bit(tmp_path):
     for adopt in ("rebase", "blend"):
         with two(tmp_path / adopt, adopt, alpha=1.0) as pair:
             watched(pair)
-            runs.append(([c.digest for c in pair.commits], {n: loop.parameters for n, loop in pair.loops.items()}))
+            runs.append(
+                ([c.result.digest for c in pair.commits], {n: loop.parameters for n, loop in pair.loops.items()})
+            )
     (digests, left), (others, right) = runs
     assert digests == others and len(digests) > 20
     for name in "ab":
@@ -169,7 +172,7 @@ def test_what_an_overwrite_gives_up_is_booked_and_the_rest_is_merged_once(tmp_pa
         pair.run(150)
         check_rows(pair)
         check_every_base(pair)
-        rows = [row for c in pair.commits for row in c.rows]
+        rows = [row for decision in pair.decisions for row in decision.rows]
         assert set(Counter((r.learner, r.fragment, r.seq) for r in rows if r.fate == MERGED).values()) == {1}
         gaps = [row for row in rows if row.fate != MERGED]
         assert {row.fate for row in gaps} == {"fast-forward"} and {row.learner for row in gaps} == {"a", "b"}

@@ -50,9 +50,13 @@ def catch_up(pair):
         loop.node.catch_up()
 
 
+def weights_of(decision):
+    return {part.weight for part in decision.parts}
+
+
 def check_every_base(pair):
     """A learner at version v holds the bits that were committed as v."""
-    digests = {(c.fragment, c.version): c.digest for c in pair.commits}
+    digests = {(c.decision.fragment, c.decision.version): c.result.digest for c in pair.commits}
     digests |= {(p, 0): FLOAT32.digest(theta) for p, theta in enumerate(pair.genesis)}
     for loop in pair.loops.values():
         for p, position in enumerate(loop.machine.positions):
@@ -67,14 +71,14 @@ def check_work(pair):
             found = pair.merged_work(name, p) + loop.drift(p)
             np.testing.assert_allclose(found, loop.worked[p], rtol=0, atol=ROUNDING, err_msg=f"{name}, fragment {p}")
         np.testing.assert_allclose(pair.master(p), pair.genesis[p] + pair.booked_work(p), rtol=0, atol=ROUNDING)
-    merged = Counter((r.learner, r.life, r.fragment, r.seq) for c in pair.commits for r in c.rows if r.fate == MERGED)
+    merged = Counter((r.learner, r.life, r.fragment, r.seq) for d in pair.decisions for r in d.rows if r.fate == MERGED)
     assert set(merged.values()) == {1}, "a contribution is merged once"
     pair.syncer.machine.state.ledger.check()
 
 
 def check_rows(pair):
     """Each merged row carries the work of exactly its own steps; true without quantisation."""
-    for row in (row for c in pair.commits for row in c.rows if row.fate == MERGED):
+    for row in (row for d in pair.decisions for row in d.rows if row.fate == MERGED):
         after = pair.loops[row.learner].worked_after
         work = after[row.to_step][row.fragment] - after[row.from_step][row.fragment]
         np.testing.assert_allclose(pair.decoded(row), work, rtol=0, atol=ROUNDING, err_msg=str(row))
@@ -82,7 +86,7 @@ def check_rows(pair):
 
 def last_step_size(pair, loop, p):
     """The codec's step in the last thing this learner contributed to a fragment: what it may have kept back."""
-    rows = [row for c in pair.commits for row in c.rows if (row.learner, row.fragment) == (loop.name, p)]
+    rows = [row for d in pair.decisions for row in d.rows if (row.learner, row.fragment) == (loop.name, p)]
     c, _ = pair.contributions[rows[-1].learner, rows[-1].life, rows[-1].seq]
     return np.abs(pair.decoded(rows[-1])).max() / STEPS_OF[c.codec]
 
@@ -109,8 +113,8 @@ def test_every_bit_of_work_is_in_the_global_model_or_in_the_learners_hands(tmp_p
                 check_rows(pair)
         assert lost["lost"] > 50 and min(pair.versions) >= 6
         assert not any(loop.machine.discards for loop in pair.loops.values())
-        assert {row.learner for c in pair.commits for row in c.rows} == {"a", "b", "c"}
-        assert any(len(set(c.weights)) > 1 for c in pair.commits), "weights that differ"
+        assert {row.learner for d in pair.decisions for row in d.rows} == {"a", "b", "c"}
+        assert any(len(weights_of(d)) > 1 for d in pair.decisions), "weights that differ"
 
 
 @pytest.mark.parametrize("residual", ["theta", "buffer"])
@@ -136,8 +140,8 @@ def test_after_the_closing_merge_learners_of_equal_speed_have_the_mean_of_their_
         loops = [pair.join(name) for name in "abc"]
         pair.close()
         check_work(pair)
-        assert {len(c.weights) for c in pair.commits} == {3} and {len(set(c.weights)) for c in pair.commits} == {1}
-        assert {c.fragment for c in pair.commits if c.phase == "closing"}, "some work was left for the end"
+        assert {len(d.parts) for d in pair.decisions} == {3} and {len(weights_of(d)) for d in pair.decisions} == {1}
+        assert {d.fragment for d in pair.decisions if d.is_closing}, "some work was left for the end"
         for p in range(len(pair.fragments)):
             mean = pair.genesis[p] + sum(loop.worked[p] for loop in loops) / 3
             kept_back = max(last_step_size(pair, loop, p) for loop in loops)
@@ -163,7 +167,7 @@ def test_quantisation_error_does_not_add_up_over_two_hundred_rounds(tmp_path, re
                 kept_down.append(np.abs(pair.syncer.values[0].error).max())
             pair.close()
             assert pair.versions[0] >= 200
-            largest = max(np.abs(pair.decoded(row)).max() for c in pair.commits for row in c.rows)
+            largest = max(np.abs(pair.decoded(row)).max() for d in pair.decisions for row in d.rows)
             # e ≤ half a step of (e + Δ), so it stays below Δ / (2·7 − 1) however long it goes on
             assert max(kept_down) <= (largest / 13 if codec == "int4" else ROUNDING)
             mean = pair.genesis[0] + sum(loop.worked[0] for loop in loops) / 2
@@ -220,18 +224,19 @@ def test_each_commit_is_rda_and_nesterov_of_the_contributions_that_arrived(tmp_p
         pair.until(lambda: min(pair.versions) >= 6)
         before = [Values(g, np.zeros_like(g), np.zeros_like(g)) for g in pair.genesis]
         for commit in pair.commits:
-            p, old = commit.fragment, before[commit.fragment]
-            assert (commit.rule, commit.outer, commit.lr, commit.momentum) == ("rda", "nesterov", 0.3, 0.9)
-            for row, weight in zip(commit.rows, commit.weights, strict=True):
+            d = commit.decision
+            p, old, weights = d.fragment, before[d.fragment], [part.weight for part in d.parts]
+            assert (d.rule, d.outer, d.lr, d.momentum) == ("rda", "nesterov", 0.3, 0.9)
+            for row, weight in zip(d.rows, weights, strict=True):
                 assert weight == row.tokens * row.tokens / row.steps
-            arrived = [pair.decoded(row) for row in commit.rows]
-            delta = commit.gain * plain_rda(pair.fragments[p], arrived, commit.weights)
+            arrived = [pair.decoded(row) for row in d.rows]
+            delta = d.gain * plain_rda(pair.fragments[p], arrived, weights)
             velocity = 0.9 * old.velocity.astype(np.float64) + delta
             x = old.theta.astype(np.float64) + old.error + 0.3 * (delta + 0.9 * velocity)
-            new = before[p] = FLOAT32.load(pair.store.get(commit.file), pair.fragments[p])
+            new = before[p] = FLOAT32.load(pair.store.get(commit.result.file), pair.fragments[p])
             np.testing.assert_allclose(new.velocity, velocity, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(new.theta.astype(np.float64) + new.error, x, rtol=0, atol=2e-6)
-            assert FLOAT32.digest(new.theta) == commit.digest
+            assert FLOAT32.digest(new.theta) == commit.result.digest
 
 
 # ------------------------------------------------------------------------------------------ what learners hold
@@ -388,7 +393,7 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
             pair.now += 50
             pair.syncer.handle(Ticked(), pair.now)
         pair.close()
-        closing = Counter(c.fragment for c in pair.commits if c.phase == "closing")
+        closing = Counter(d.fragment for d in pair.decisions if d.is_closing)
         assert max(closing.values()) > 1, "what the closing began with is more than one version back"
         assert list(pair.syncer.machine.state.before_close) == pinned
         pair.store.collect(pair.syncer.machine.state.files)  # as tidy does after some more commits
@@ -456,13 +461,13 @@ def test_a_learner_whose_values_are_spoiled_starts_afresh_and_the_syncer_never_s
         assert all(np.isfinite(values).all() for values in a.parameters.values.values())
         before = pair.versions
         pair.until(lambda: min(n - v for n, v in zip(pair.versions, before, strict=True)) > 2)
-        for commit in pair.commits:
-            for row in commit.rows:
+        for d in pair.decisions:
+            for row in d.rows:
                 assert row.fate != MERGED or np.isfinite(pair.decoded(row)).all()
         assert pair.syncer.machine.refused == {}
         state = pair.syncer.machine.state
         assert state.ledger.totals().discarded.keys() == {"fast-forward"}
-        assert any(row.learner == "a" and row.from_step > 32 for c in pair.commits for row in c.rows), "it goes on"
+        assert any(row.learner == "a" and row.from_step > 32 for d in pair.decisions for row in d.rows), "it goes on"
         assert all(np.isfinite(v).all() for values in pair.syncer.values for v in values)
         check_every_base(pair)
         state.ledger.check()
@@ -493,7 +498,7 @@ def test_a_harmful_contribution_is_refused_and_its_learner_fast_forwards(tmp_pat
         assert pair.syncer.machine.refused == {reason: 1}
         pair.run(30)
         assert a.parameters.optimizer_resets == 0 and b.machine.discards == []
-        settled = [row for c in pair.commits for row in c.rows]
+        settled = [row for d in pair.decisions for row in d.rows]
         bad = injected[0]
         assert not any((r.learner, r.fragment, r.seq) == ("a", bad.fragment, bad.seq) for r in settled)
         assert any((r.learner, r.fate) == ("a", "fast-forward") for r in settled), "what it gave up is booked"
@@ -542,7 +547,7 @@ def run_of(root, threads=1, tensors=None):
         pair.tap = untapped
         pair.restart()
         pair.close()
-        digests = [(c.fragment, c.version, c.digest, c.file) for c in pair.commits]
+        digests = [(c.decision.fragment, c.decision.version, c.result) for c in pair.commits]
     files = {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))

@@ -14,14 +14,14 @@ from node.pair import Pair, config_of
 from skerry import config as configs
 from skerry.algo.fragments import decode_layout, scatter, split
 from skerry.core.audit import Audit
-from skerry.core.facts import Committed, EpochStarted, Restored
+from skerry.core.facts import Committed, Decision, EpochStarted, Restored
 from skerry.core.ledger import MERGED
 from skerry.core.state import decode_fact, state_of
 from skerry.errors import FileDamaged, ReplayError, StoreError, TapeDamaged, TapeUnknown
 from skerry.node.algebra import FLOAT32, Values
 from skerry.run import repair
 from skerry.run.export import read_model, write_model
-from skerry.run.replay import order_of, replay
+from skerry.run.replay import replay
 from skerry.store import Store
 from skerry.store.store import RECORD
 
@@ -107,6 +107,14 @@ def rewrite(root, change):
                 store.commit([body])
 
 
+def changed(commit, **changes):
+    """The commit with fields of its decision or its result changed."""
+    ours = {name: value for name, value in changes.items() if name in Decision.__struct_fields__}
+    decision = msgspec.structs.replace(commit.decision, **ours)
+    result = {name: value for name, value in changes.items() if name not in ours}
+    return Committed(decision, msgspec.structs.replace(commit.result, **result))
+
+
 def append(root, *facts):
     with Store.open(root) as store:
         store.commit([msgspec.msgpack.encode(fact) for fact in facts])
@@ -122,8 +130,9 @@ def named(record):
 def test_a_whole_run_replays_to_the_bit(recorded, tmp_path):
     """Warm and steady merges, a restart, rotated segments, quantised both ways, float32 at the end."""
     commits, records = commits_of(recorded), records_of(recorded)
-    assert {"warm", "steady", "cool", "closing"} == {c.phase for c in commits}
-    assert {c.rule for c in commits} == {"mean", "rda"} and {c.codec for c in commits} == {"int4", "fp32"}
+    decisions = [commit.decision for commit in commits]
+    assert {"warm", "steady", "cool", None} == {d.stage for d in decisions}
+    assert {d.rule for d in decisions} == {"mean", "rda"} and {d.codec for d in decisions} == {"int4", "fp32"}
     assert len({r.segment for r in records}) > 2 and any(r.is_fold for r in records)
     assert sum(isinstance(fact, EpochStarted) for fact in facts_of(recorded)) == 2
 
@@ -144,16 +153,17 @@ def test_the_outer_steps_calendar_is_on_the_tape(rule, tmp_path):
     wire = configs.Wire(codec_up="int2", codec_down="int2")
     settings = msgspec.structs.replace(config(), outer=outer, wire=wire, merge=configs.Merge(rule="consensus"))
     root = train(tmp_path / "run", settings)
-    said = {c.phase: (c.rule, c.outer, c.codec, c.delay, c.restart) for c in commits_of(root)}
+    decisions = [commit.decision for commit in commits_of(root)]
+    said = {d.stage: (d.rule, d.outer, d.codec, d.delay, d.restart) for d in decisions}
     delay = 3 if rule == "delayed" else 1
     assert said == {
         "warm": ("mean", "sgd", "int2", 1, 0),
         "steady": ("consensus", rule, "int2", delay, 5),
         "cool": ("mean", "sgd", "int2", 1, 0),
-        "closing": ("mean", "sgd", "fp32", 1, 0),
+        None: ("mean", "sgd", "fp32", 1, 0),
     }
     assert replayed(root).identical
-    rewrite(root, lambda fact: msgspec.structs.replace(fact, restart=0) if isinstance(fact, Committed) else fact)
+    rewrite(root, lambda fact: changed(fact, restart=0) if isinstance(fact, Committed) else fact)
     assert "merged by" in replayed(root).violations[0]
 
 
@@ -199,16 +209,16 @@ def by_hand(root, gone):
         fragments = split(decode_layout(state.created.layout), len(state.fragments))
         values = [FLOAT32.load(store.get(f), p) for f, p in zip(state.created.files, fragments, strict=True)]
         for fact in commits_of(root):
-            fragment, data, held = fragments[fact.fragment], store.get(fact.payloads, RECORD), []
-            rows = [row for row in fact.rows if row.fate == MERGED]
-            for row, codec, weight in zip(rows, fact.codecs, fact.weights, strict=True):
+            decision, data, held = fact.decision, store.get(fact.result.payloads, RECORD), []
+            p, fragment = decision.fragment, fragments[decision.fragment]
+            rows = [row for row in decision.rows if row.fate == MERGED]
+            for row, (codec, _, weight) in zip(rows, map(msgspec.structs.astuple, decision.parts), strict=True):
                 length = FLOAT32.payload_bytes(codec, fragment)
                 payload, data = data[:length], data[length:]
                 if row.learner != gone:
                     held.append(FLOAT32.hold(codec, payload, weight, FLOAT32.inspect(codec, payload, fragment)))
             if held:
-                order, old = order_of(fact), values[fact.fragment]
-                values[fact.fragment] = FLOAT32.merge(order, fragment, old, held, fact.codec, 1).values
+                values[p] = FLOAT32.merge(decision, fragment, values[p], held, 1).values
         arrays = {}
         for fragment, (theta, _, error) in zip(fragments, values, strict=True):
             arrays |= scatter(fragment, theta + error)
@@ -219,7 +229,7 @@ def by_hand(root, gone):
 def test_excluding_a_learner_is_merging_again_without_it(recorded, gone):
     expected, whole = by_hand(recorded, gone)
     report = replayed(recorded, exclude=gone)
-    mine = [row for c in commits_of(recorded) for row in c.rows if (row.learner, row.fate) == (gone, MERGED)]
+    mine = [row for c in commits_of(recorded) for row in c.decision.rows if (row.learner, row.fate) == (gone, MERGED)]
 
     assert report.identical and report.excluded is not None
     found = load(report.model)
@@ -289,7 +299,7 @@ def newest(root, p):
 def put(root, values):
     with Store.open(root) as store:
         file = store.put(FLOAT32.parts(values))
-        store.commit([msgspec.msgpack.encode(EpochStarted(state_of(store.records).epoch + 1, 0.0))])
+        store.commit([msgspec.msgpack.encode(EpochStarted(state_of(store.records).epoch + 1))])
     return file
 
 
@@ -310,7 +320,7 @@ def test_a_fragment_restored_from_a_learner_replays_and_so_does_what_follows(pau
     zero = np.zeros_like(values.theta)
     file = put(paused, Values(values.theta, before.velocity if keeps_velocity else zero, zero))
     assert file != at.file
-    append(paused, Restored(1, at.version, file, at.digest, "a", 0.0))
+    append(paused, Restored(1, at.version, file, at.digest, "a"))
     report = replayed(paused)
     assert report.identical, report.first_difference
     with Store.open(paused, readonly=True) as store:
@@ -322,7 +332,7 @@ def test_a_fragment_restored_from_a_learner_replays_and_so_does_what_follows(pau
 def test_a_fragment_restored_to_something_else_is_a_difference(paused):
     at, values, _ = newest(paused, 1)
     file = put(paused, Values(values.theta, values.velocity + 1, values.error))
-    append(paused, Restored(1, at.version, file, at.digest, "a", 0.0))
+    append(paused, Restored(1, at.version, file, at.digest, "a"))
     report = replayed(paused)
     assert not report.identical and "fragment 1" in report.first_difference
     assert named(records_of(paused)[-1]) in report.first_difference
@@ -332,7 +342,7 @@ def test_a_version_gone_back_to_replays(paused):
     with Store.open(paused) as store:
         state = state_of(store.records)
         damage = repair.Damage(fragment_of(state, 2), state.fragments[2], "damaged")
-        fact = repair.step_back(store, state, damage, 0.0)
+        fact = repair.step_back(store, state, damage)
         store.commit([msgspec.msgpack.encode(fact)])
     report = replayed(paused, exclude="b")
     assert report.identical, (report.violations, report.first_difference)
@@ -431,7 +441,7 @@ def test_a_tape_of_a_later_format_is_named(copy):
 
 def test_a_record_of_a_later_version_is_named(copy):
     with Store.open(copy) as store:
-        store.commit([msgspec.msgpack.encode({"type": "FromTheFuture", "at": 1.0})])
+        store.commit([msgspec.msgpack.encode({"type": "FromTheFuture", "of": 1.0})])
     last = records_of(copy)[-1]
     with pytest.raises(TapeDamaged) as caught:
         replayed(copy)
@@ -441,16 +451,16 @@ def test_a_record_of_a_later_version_is_named(copy):
 def test_a_missing_or_garbled_contribution_is_named_with_its_record(recorded, copy):
     commits = [(r, f) for r, f in zip(records_of(copy), facts_of(copy), strict=True) if isinstance(f, Committed)]
     for record, fact in commits[3::9]:
-        path = copy / "record" / fact.payloads
+        path = copy / "record" / fact.result.payloads
         whole = path.read_bytes()
         path.write_bytes(whole[:7] + bytes([whole[7] ^ 1]) + whole[8:])
         with pytest.raises(FileDamaged) as caught:
             replayed(copy)
-        assert named(record) in str(caught.value) and f"record/{fact.payloads} differs" in str(caught.value)
+        assert named(record) in str(caught.value) and f"record/{path.name} differs" in str(caught.value)
         path.unlink()
         with pytest.raises(FileDamaged) as caught:
             replayed(copy)
-        assert named(record) in str(caught.value) and f"record/{fact.payloads} is missing" in str(caught.value)
+        assert named(record) in str(caught.value) and f"record/{path.name} is missing" in str(caught.value)
         path.write_bytes(whole)
     assert replayed(copy).identical
 
@@ -482,7 +492,7 @@ def tampered(root, number, **changes):
         if isinstance(fact, Committed):
             seen["commits"] += 1
             if seen["commits"] == number:
-                return msgspec.structs.replace(fact, **{k: v(fact) for k, v in changes.items()})
+                return changed(fact, **{k: v(fact.decision) for k, v in changes.items()})
         return fact
 
     rewrite(root, change)
@@ -498,9 +508,9 @@ def test_a_rewritten_tape_replays(copy):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weights": lambda f: tuple(2 * w for w in f.weights)}, "I3: Committed fragment"),
-        ({"lr": lambda f: f.lr / 2}, "I3: Committed fragment"),
-        ({"rows": lambda f: f.rows[:-1]}, "I3: Committed fragment"),
+        ({"parts": lambda d: d.parts[:-1]}, "I3: Committed fragment"),
+        ({"lr": lambda d: d.lr / 2}, "I3: Committed fragment"),
+        ({"rows": lambda d: d.rows[:-1]}, "I3: Committed fragment"),
     ],
 )
 def test_changed_decisions_are_violations_named_at_their_record(copy, changes, words):
@@ -513,8 +523,8 @@ def test_changed_decisions_are_violations_named_at_their_record(copy, changes, w
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"file": lambda f: "0" * 64}, "velocity or residual differ"),
-        ({"payloads": lambda f: ""}, "names no file with its contributions"),
+        ({"file": lambda d: "0" * 64}, "velocity or residual differ"),
+        ({"payloads": lambda d: ""}, "names no file with its contributions"),
     ],
 )
 def test_changed_values_are_a_difference_named_at_their_record(copy, changes, words):
@@ -526,20 +536,23 @@ def test_changed_values_are_a_difference_named_at_their_record(copy, changes, wo
     assert named(record) in report.first_difference and words in report.first_difference
 
 
+def shape(commit):
+    return commit.decision.fragment, [part.codec for part in commit.decision.parts]
+
+
 def test_contributions_of_another_merge_are_a_difference(copy):
     """The file is whole and its name right; only merging it tells."""
     commits = commits_of(copy)
-    codecs, fragment = commits[19].codecs, commits[19].fragment
-    other = next(c for c in commits[20:] if (c.codecs, c.fragment) == (codecs, fragment))
-    record = tampered(copy, 20, payloads=lambda f: other.payloads)
+    other = next(c for c in commits[20:] if shape(c) == shape(commits[19]))
+    record = tampered(copy, 20, payloads=lambda d: other.result.payloads)
     report = replayed(copy)
     assert not report.identical and report.recomputed == 19
     assert named(record) in report.first_difference and "recomputed" in report.first_difference
 
 
 def test_contributions_of_another_length_are_a_difference(copy):
-    longer = next(c for c in commits_of(copy) if set(c.codecs) == {"fp32"})
-    record = tampered(copy, 20, payloads=lambda f: longer.payloads)
+    longer = next(c for c in commits_of(copy) if {part.codec for part in c.decision.parts} == {"fp32"})
+    record = tampered(copy, 20, payloads=lambda d: longer.result.payloads)
     report = replayed(copy)
     assert named(record) in report.first_difference and "its contributions are" in report.first_difference
 

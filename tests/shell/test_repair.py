@@ -14,7 +14,7 @@ from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, unt
 from node.pair import NumpyParameters, Pair, config_of
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.audit import Audit
-from skerry.core.facts import Committed, LifeStarted, Restored
+from skerry.core.facts import LifeStarted, Restored, SteppedBack
 from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
 from skerry.core.state import state_of
 from skerry.errors import FileDamaged
@@ -176,7 +176,7 @@ def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_pa
         at = before.fragments[fact.fragment]
         assert (fact.version, fact.digest) == (at.version, at.digest)
         assert fact.source == f"island; velocity of version {at.version - 1}, residual lost"
-    (back,) = [fact for fact in facts_of(run_dir) if isinstance(fact, Committed) and fact.rule == "restored"]
+    (back,) = [fact for fact in facts_of(run_dir) if isinstance(fact, SteppedBack)]
     assert (back.fragment, back.version) == (1, lost.fragments[1].version + 1) and "what it merged is lost" in last.said
     assert [fact.life for fact in facts_of(run_dir) if isinstance(fact, LifeStarted)] == [1]
     assert is_in_order(run_dir)
@@ -313,8 +313,8 @@ def test_a_copy_gets_the_velocity_of_the_version_before_if_that_is_there(pair, i
     with Store.open(pair.root) as store:
         (damage,) = damaged(store, state)
         base = pair.loops["a"].node.bases[1]
-        assert take_copy(store, damage, "a", memoryview((base + 1).tobytes()), 0.0) is None
-        fact = take_copy(store, damage, "a", memoryview(base.tobytes()), 0.0)
+        assert take_copy(store, damage, "a", memoryview((base + 1).tobytes())) is None
+        fact = take_copy(store, damage, "a", memoryview(base.tobytes()))
         values = FLOAT32.load(store.get(fact.file), fragment)
     assert np.array_equal(values.theta, pair.syncer.values[1].theta) and not np.any(values.error)
     if is_before_whole:
@@ -324,7 +324,7 @@ def test_a_copy_gets_the_velocity_of_the_version_before_if_that_is_there(pair, i
         assert not np.any(values.velocity) and fact.source == "a; velocity and residual lost"
 
 
-def test_previous_goes_on_from_the_version_before_as_a_new_version(pair):
+def test_previous_goes_on_from_the_version_before_as_a_new_version(pair, caplog):
     before = state_in(pair.root)
     old = [FLOAT32.load((pair.root / "files" / at.file_before).read_bytes(), f)
            for at, f in zip(before.fragments, pair.fragments, strict=True)]  # fmt: skip
@@ -333,13 +333,14 @@ def test_previous_goes_on_from_the_version_before_as_a_new_version(pair):
     assert repair(pair, previous=True)
 
     after = state_in(pair.root)
-    commits = [f for f in facts_of(pair.root) if isinstance(f, Committed) and f.rule == "restored"]
-    assert [c.fragment for c in commits] == [0, 1] and after.fragments[2] == before.fragments[2]
-    for commit, was in zip(commits, before.fragments, strict=False):
-        assert (commit.version, commit.file, commit.parent) == (was.version + 1, was.file_before, was.digest)
+    backs = [fact for fact in facts_of(pair.root) if isinstance(fact, SteppedBack)]
+    assert [back.fragment for back in backs] == [0, 1] and after.fragments[2] == before.fragments[2]
+    for back, was in zip(backs, before.fragments, strict=False):
+        assert (back.version, back.file, back.parent) == (was.version + 1, was.file_before, was.digest)
         lost = was.version
-        assert commit.reason == (
+        assert (
             f"restored from version {lost - 1}: version {lost}'s file was damaged, what it merged is lost"
+            in caplog.text
         )
     assert after.ledger == before.ledger
 

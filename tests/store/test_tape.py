@@ -16,6 +16,7 @@ from skerry.store.tape import CUTS_MAX, Cut
 GROUPS = [[b"a"], [b"bb", b"", b"bbb"], [b"cccc"], [b"d" * 20, b"dd"]]
 SEGMENT_1, SEGMENT_2 = "tape/000001.seg", "tape/000002.seg"
 HEADER_BYTES = 48
+AT = 1.7e9  # when everything is committed here
 
 
 def written(*steps: list[bytes] | bytes) -> tuple[CrashFiles, list[int]]:
@@ -24,7 +25,7 @@ def written(*steps: list[bytes] | bytes) -> tuple[CrashFiles, list[int]]:
     tape, _ = Tape.open(files)
     ends = []
     for step in steps:
-        tape.rotate(step) if isinstance(step, bytes) else tape.append(step)
+        tape.rotate(step, AT) if isinstance(step, bytes) else tape.append(step, AT)
         ends.append(tape.size)
     return files, ends
 
@@ -84,7 +85,7 @@ def test_a_cut_anywhere_leaves_the_whole_groups_before_it() -> None:
         assert cut.read(SEGMENT_1) == data[:size], "a reader changes nothing"
         tape, records = Tape.open(cut)
         assert records == expected
-        tape.append([b"next"])
+        tape.append([b"next"], AT)
         assert Tape.open(cut)[1] == [*expected, b"next"]
 
 
@@ -156,8 +157,8 @@ def test_a_rotation_cut_anywhere_recovers_to_the_segment_before() -> None:
         assert [r.body for r in read_all(torn)] == [b"a"]
         tape, records = Tape.open(torn)
         assert records == [b"a"]
-        tape.append([b"b"])
-        tape.rotate(b"fold again")
+        tape.append([b"b"], AT)
+        tape.rotate(b"fold again", AT)
         assert Tape.open(torn)[1] == [b"fold again"]
         assert [r.body for r in read_all(torn)] == [b"a", b"b", b"fold again"]
 
@@ -208,11 +209,28 @@ def test_a_wrong_length_is_a_tail_at_the_end_and_damage_before_it(length: int) -
         Tape.open(with_length_at(ends[0]))
 
 
-def test_a_later_format_is_refused_by_name() -> None:
+FIRST = "was written by Skerry 0.1 (format 1); Skerry 0.2 reads format 2: export or finish this run with Skerry 0.1"
+LATER = "has format 3; Skerry 0.2 reads format 2: use a later version"
+
+
+@pytest.mark.parametrize(("version", "words"), [(1, FIRST), (3, LATER)])
+def test_another_format_is_refused_by_the_name_of_who_reads_it(version: int, words: str) -> None:
     data = written(*GROUPS)[0].read(SEGMENT_1)
-    later = with_contents(s1=data[:8] + struct.pack("<H", 2) + data[10:])
-    with pytest.raises(TapeUnknown, match=r"tape/000001\.seg has format 2, this build reads up to 1"):
-        Tape.open(later)
+    other = with_contents(s1=data[:8] + struct.pack("<H", version) + data[10:])
+    with pytest.raises(TapeUnknown) as caught:
+        Tape.open(other)
+    assert str(caught.value) == f"{SEGMENT_1} {words}"
+
+
+def test_a_record_has_the_time_of_its_commit() -> None:
+    files = CrashFiles()
+    tape, _ = Tape.open(files)
+    tape.append([b"a", b"b"], 5.0)
+    tape.append([b"c"], 4.0)  # a wall clock may go back
+    tape.rotate(b"fold", 7.5)
+    assert [(record.at, record.body) for record in read_all(files)] == [
+        (5.0, b"a"), (5.0, b"b"), (4.0, b"c"), (7.5, b"fold"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"SKRY"], ids=["empty", "byte", "zeros", "torn"])
@@ -220,7 +238,7 @@ def test_a_first_segment_with_nothing_in_it_begins_anew(data: bytes) -> None:
     files = with_contents(s1=data)
     tape, records = Tape.open(files)
     assert records == []
-    tape.append([b"a"])
+    tape.append([b"a"], AT)
     assert Tape.open(files)[1] == [b"a"]
 
 

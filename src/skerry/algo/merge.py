@@ -48,11 +48,6 @@ def merge(rule: str, fragment: Fragment, held: Sequence[Held], threads: int = 1,
     return merged
 
 
-def token_weight(tokens: int, steps: int) -> float:
-    """w = tokens · (tokens / steps): quantity times quality (paper, section 3.2); no steps weigh nothing."""
-    return tokens * tokens / steps if steps else 0.0
-
-
 def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
     """Δ = Σ w v / Σ w."""
     _add_up(fragment, held, _per_slot(_shares(held), fragment), out, threads)

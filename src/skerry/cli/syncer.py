@@ -9,7 +9,6 @@ import queue
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +129,7 @@ def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
         if store.records:
             _check_resume(store, options, overrides)
             return store
-        create_run(store, *(first or _first(options, overrides)), time.time())
+        create_run(store, *(first or _first(options, overrides)))
     except BaseException:
         store.close()
         raise

@@ -25,6 +25,7 @@ import msgspec
 from skerry import config as configs
 from skerry.core.facts import (
     Committed,
+    Decision,
     Discarded,
     EpochStarted,
     Fact,
@@ -37,15 +38,15 @@ from skerry.core.facts import (
     RunCreated,
     Sampled,
     Seen,
+    SteppedBack,
     Witnessed,
 )
 from skerry.core.ledger import MERGED, Account, Ledger, Settled
 from skerry.core.quorum import quorum_size
-from skerry.core.schedule import STAGES, gain_of, phase_at, recipe_of, sync_every_in
+from skerry.core.schedule import gain_of, recipe_of, stage_at, sync_every_in
 from skerry.core.state import RunState, created
+from skerry.core.vocabulary import PHASES, STAGES
 
-PHASES = ("created", "training", "closing", "closed")
-RESTORED = "restored"  # the rule of a commit that goes back to the values before a damaged version
 CLOCK_SLACK_S = 1e-6  # `now - (now - elapsed)` is not quite `elapsed`
 FOLDED = (
     "created", "fragments", "epoch", "lives", "phase", "before_close", "elapsed_s",
@@ -61,7 +62,8 @@ class Audit:
         self.checks = 0
         self.state: RunState | None = None
         self._config = configs.Config()
-        self._last: dict[int, Committed] = {}  # fragment -> its newest commit
+        self._last: dict[int, Decision] = {}  # fragment -> its newest merge
+        self._parents: dict[int, bytes] = {}  # fragment -> digest of the version before the newest
         self._at_epoch = (0.0, 0)  # progress and steps: rounds do not survive a restart, none was opened before this
         self._fact: Fact | RunState | None = None
 
@@ -81,7 +83,7 @@ class Audit:
             if not self.violations:
                 self.state.apply(fact)
                 if isinstance(fact, Committed):
-                    self._last[fact.fragment] = fact
+                    self._last[fact.decision.fragment] = fact.decision
 
     def _demand(self, is_right: bool, invariant: str, text: str, *values: object) -> bool:
         self.checks += 1
@@ -171,7 +173,9 @@ class Audit:
                 self._open(state, fact.elapsed_s)
                 self._life_started(state, fact)
             case Committed():
-                self._committed(state, fact)
+                self._decided(state, fact.decision)
+            case SteppedBack():
+                self._stepped_back(state, fact)
             case Discarded():
                 self._open(state, fact.elapsed_s)
                 self._demand(bool(fact.rows), "I2", "nothing is discarded")
@@ -231,82 +235,85 @@ class Audit:
 
     # ------------------------------------------------------------------------------------------ commits
 
-    def _committed(self, state: RunState, fact: Committed) -> None:
-        if not self._demand(0 <= fact.fragment < len(state.fragments), "I3", "there is no such fragment"):
+    def _decided(self, state: RunState, d: Decision) -> None:
+        if not self._next_version(state, d):
             return
-        at, last = state.fragments[fact.fragment], self._last.get(fact.fragment)
-        self._demand(fact.version == at.version + 1, "I3", "version {} after {}", fact.version, at.version)
-        self._demand(fact.parent == at.digest, "I3", "parent {}, was {}", fact.parent.hex(), at.digest.hex())
-        self._demand(0 < fact.epoch == state.epoch, "I13", "epoch {}, current is {}", fact.epoch, state.epoch)
+        at, last = state.fragments[d.fragment], self._last.get(d.fragment)
         # A merge may take a while, so only commits of one fragment are in the order in which they were decided.
         progress, steps, elapsed_s = (last.progress, last.steps, last.elapsed_s) if last else (0.0, 0, 0.0)
-        self._demand(progress <= fact.progress <= 1, "clock", "progress {} after {}", fact.progress, progress)
-        self._demand(steps <= fact.steps, "clock", "{} steps after {}", fact.steps, steps)
-        is_later = elapsed_s - CLOCK_SLACK_S <= fact.elapsed_s < math.inf
-        self._demand(is_later, "clock", "{} s of training after {} s", fact.elapsed_s, elapsed_s)
-        self._seen(state, fact.seen)
-        if fact.rule == RESTORED:
-            self._gone_back(fact, last)
-        elif not self.violations:
-            self._rows(state, fact.rows)
-            merged = [row for row in fact.rows if row.fate == MERGED]
-            self._merged(fact, merged)
-            self._quorum(fact, len(merged))
+        self._demand(progress <= d.progress <= 1, "clock", "progress {} after {}", d.progress, progress)
+        self._demand(steps <= d.steps, "clock", "{} steps after {}", d.steps, steps)
+        is_later = elapsed_s - CLOCK_SLACK_S <= d.elapsed_s < math.inf
+        self._demand(is_later, "clock", "{} s of training after {} s", d.elapsed_s, elapsed_s)
+        self._seen(state, d.seen)
+        if not self.violations:
+            self._rows(state, d.rows)
+            merged = [row for row in d.rows if row.fate == MERGED]
+            self._merged(d, merged)
+            self._quorum(d, len(merged))
             since = (max(progress, self._at_epoch[0]), max(steps, self._at_epoch[1]))
-            self._settings(state, fact, since)
+            self._settings(state, d, since)
             if not self.violations:  # of rows and an H that are sound
-                gain = gain_of(fact.rows, at.merged_in, fact.version, fact.sync_every)
-                self._demand(fact.gain == gain, "I3", "takes {} of its delta, not {}", fact.gain, gain)
+                gain = gain_of(d.rows, at.merged_in, d.version, d.sync_every)
+                self._demand(d.gain == gain, "I3", "takes {} of its delta, not {}", d.gain, gain)
 
-    def _gone_back(self, fact: Committed, last: Committed | None) -> None:
-        self._demand(not fact.rows and not fact.weights, "I3", "merges while it goes back: {}", fact.rows)
-        if last is not None:
-            said, before = fact.digest.hex(), last.parent.hex()
-            self._demand(said == before, "I3", "digest {}, the version before the last has {}", said, before)
+    def _next_version(self, state: RunState, to: Decision | SteppedBack) -> bool:
+        if not self._demand(0 <= to.fragment < len(state.fragments), "I3", "there is no such fragment"):
+            return False
+        at = state.fragments[to.fragment]
+        self._demand(to.version == at.version + 1, "I3", "version {} after {}", to.version, at.version)
+        self._demand(to.parent == at.digest, "I3", "parent {}, was {}", to.parent.hex(), at.digest.hex())
+        self._demand(0 < to.epoch == state.epoch, "I13", "epoch {}, current is {}", to.epoch, state.epoch)
+        self._parents[to.fragment] = to.parent
+        return True
 
-    def _merged(self, fact: Committed, merged: Sequence[Row]) -> None:
+    def _stepped_back(self, state: RunState, fact: SteppedBack) -> None:
+        before = self._parents.get(fact.fragment)
+        if self._next_version(state, fact) and before is not None:
+            said, last = fact.digest.hex(), before.hex()
+            self._demand(said == last, "I3", "digest {}, the version before the last has {}", said, last)
+
+    def _merged(self, d: Decision, merged: Sequence[Row]) -> None:
         """In learner-id order, each with its own weight, codec and base; what is given up is only what lies before."""
-        learners, order = [row.learner for row in merged], [row.learner for row in fact.rows]
+        learners, order = [row.learner for row in merged], [row.learner for row in d.rows]
         is_ordered = learners == sorted(set(learners)) and order == sorted(order)
         self._demand(is_ordered, "I3", "settled in the order {}, merged {}", order, learners)
         who = {(row.learner, row.life) for row in merged}
-        strange = [r for r in fact.rows if r.fragment != fact.fragment or (r.learner, r.life) not in who]
+        strange = [r for r in d.rows if r.fragment != d.fragment or (r.learner, r.life) not in who]
         self._demand(not strange, "I3", "settles what it does not merge: {}", strange)
-        counts = (len(fact.weights), len(fact.codecs), len(fact.bases))
-        if not self._demand(
-            counts == (len(merged),) * 3, "I3", "{} merged, weights, codecs, bases: {}", len(merged), counts
-        ):
+        if not self._demand(len(d.parts) == len(merged), "I3", "{} merged in {} parts", len(merged), len(d.parts)):
             return
         wire = self._config.wire
-        codecs = {wire.codec_up, "fp32"} if fact.phase == "closing" else {wire.codec_up}
-        for row, weight, codec, base in zip(merged, fact.weights, fact.codecs, fact.bases, strict=True):
+        codecs = {wire.codec_up, "fp32"} if d.is_closing else {wire.codec_up}
+        for row, part in zip(merged, d.parts, strict=True):
+            name, codec, base, weight = row.learner, part.codec, part.base_version, part.weight
             expected = row.tokens * row.tokens / max(1, row.steps)
-            self._demand(0 < weight == expected, "I3", "{} weighs {}, not {}", row.learner, weight, expected)
-            self._demand(codec in codecs, "I3", "{} came in {}, not in {}", row.learner, codec, sorted(codecs))
-            self._demand(0 <= base < fact.version, "I12", "{} is relative to version {}", row.learner, base)
+            self._demand(0 < weight == expected, "I3", "{} weighs {}, not {}", name, weight, expected)
+            self._demand(codec in codecs, "I3", "{} came in {}, not in {}", name, codec, sorted(codecs))
+            self._demand(0 <= base < d.version, "I12", "{} is relative to version {}", name, base)
 
-    def _quorum(self, fact: Committed, merged: int) -> None:
+    def _quorum(self, d: Decision, merged: int) -> None:
         """What is left at the end is merged by however few have it."""
-        quorum = 1 if fact.phase == "closing" else quorum_size(self._config.sync.quorum, fact.ready)
-        said = (fact.quorum, fact.ready)
-        self._demand(fact.quorum == quorum, "I11", "quorum {} with {} ready, configured {}", *said, quorum)
-        self._demand(1 <= fact.quorum <= merged, "I11", "{} merged, quorum {}", merged, fact.quorum)
+        quorum = 1 if d.is_closing else quorum_size(self._config.sync.quorum, d.ready)
+        said = (d.quorum, d.ready)
+        self._demand(d.quorum == quorum, "I11", "quorum {} with {} ready, configured {}", *said, quorum)
+        self._demand(1 <= d.quorum <= merged, "I11", "{} merged, quorum {}", merged, d.quorum)
 
-    def _settings(self, state: RunState, fact: Committed, since: tuple[float, int]) -> None:
-        """What its phase says; that is the phase when its round was opened: not on the tape, but after `since`."""
+    def _settings(self, state: RunState, d: Decision, since: tuple[float, int]) -> None:
+        """What its stage says; that is the stage when its round was opened: not on the tape, but after `since`."""
         config = self._config
-        if fact.phase == "closing":
+        if d.is_closing:
             is_possible = state.phase == "closing"
         else:
-            first, last = (STAGES.index(phase_at(config, *at)) for at in (since, (fact.progress, fact.steps)))
-            is_possible = state.phase in ("training", "closing") and fact.phase in STAGES[first : last + 1]
-        how_far = (fact.progress, fact.steps)
-        self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", fact.phase, *how_far, state.phase)
-        every = sync_every_in(config.sync, fact.phase)
-        self._demand(fact.sync_every == every, "I3", "H = {}, not {}", fact.sync_every, every)
-        codec = "fp32" if fact.phase == "closing" else config.wire.codec_down
-        expected = (*recipe_of(config, fact.phase), codec)
-        said = (fact.rule, fact.outer, fact.lr, fact.momentum, fact.delay, fact.restart, fact.codec)
+            first, last = (STAGES.index(stage_at(config, *at)) for at in (since, (d.progress, d.steps)))
+            is_possible = state.phase in ("training", "closing") and d.stage in STAGES[first : last + 1]
+        what, how_far = d.stage or "closing", (d.progress, d.steps)
+        self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", what, *how_far, state.phase)
+        every = sync_every_in(config.sync, d.stage)
+        self._demand(d.sync_every == every, "I3", "H = {}, not {}", d.sync_every, every)
+        codec = "fp32" if d.is_closing else config.wire.codec_down
+        expected = (*recipe_of(config, d.stage), codec)
+        said = (d.rule, d.outer, d.lr, d.momentum, d.delay, d.restart, d.codec)
         self._demand(said == expected, "I3", "merged by {}, configured {}", said, expected)
 
     # ------------------------------------------------------------------------------------------ small things
@@ -356,7 +363,9 @@ class Audit:
 def _name(fact: Fact | RunState | None) -> str:
     """Which fact, in a few words."""
     match fact:
-        case Committed() | Restored():
+        case Committed():
+            return f"Committed fragment {fact.decision.fragment} version {fact.decision.version}"
+        case SteppedBack() | Restored():
             return f"{type(fact).__name__} fragment {fact.fragment} version {fact.version}"
         case LifeStarted() | Witnessed():
             return f"{type(fact).__name__} {fact.learner}"

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from skerry.core.facts import Committed, Fact, Row, Seen
+from skerry.core.facts import Committed, Decision, Fact
 from skerry.core.messages import (
     Contribution,
     Done,
@@ -25,6 +25,7 @@ from skerry.core.messages import (
     SyncerMessage,
     Welcome,
 )
+from skerry.core.vocabulary import Ending
 
 # ---------------------------------------------------------------------------------------------- syncer: events
 
@@ -124,29 +125,10 @@ class Publish(Struct, frozen=True):
 
 
 class Merge(Struct, frozen=True):
-    """Merge the held contributions, in this (learner-id) order, take the outer step, commit."""
+    """Merge these contributions, which are held, as decided; take the outer step, commit."""
 
-    fragment: int
-    version: int
-    contributions: tuple[Contribution, ...]
-    rule: str
-    outer: str
-    lr: float
-    momentum: float
-    sync_every: int
-    quorum: int
-    phase: str
-    reason: str
-    ready: int
-    rows: tuple[Row, ...]
-    seen: tuple[Seen, ...]
-    progress: float
-    open_s: float
-    elapsed_s: float
-    delay: int = 1
-    restart: int = 0
-    steps: int = 0
-    gain: float = 1.0
+    decision: Decision
+    contributions: tuple[Contribution, ...]  # in learner-id order, as the decision's parts
 
 
 class Dismiss(Struct, frozen=True):
@@ -161,7 +143,7 @@ class Dismiss(Struct, frozen=True):
 class Finish(Struct, frozen=True):
     """Nothing is left to do for this process."""
 
-    reason: str
+    reason: Ending
 
 
 SyncerAction = Record | Send | Hold | Publish | Merge | Dismiss | Finish

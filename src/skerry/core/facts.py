@@ -1,12 +1,17 @@
 """What is written to the tape: facts, each durable before anything that follows from it is done.
 
-The state of a run is a fold over them (`core/state.py`); nothing else is true after a crash. `at` is wall-clock time
-and only a stamp: nothing is decided by it.
+The state of a run is a fold over them (`core/state.py`); nothing else is true after a crash. Facts hold no wall-clock
+time: the store stamps each commit, and nothing is decided by that stamp.
+
+A tape outlives the version that wrote it. So a field that is added to a struct here, or to one on the wire, comes last
+and with the default that says what was true before it; none is taken away or given another meaning.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
+
+from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage
 
 
 class RunCreated(Struct, frozen=True, tag=True):
@@ -17,14 +22,12 @@ class RunCreated(Struct, frozen=True, tag=True):
     layout: bytes
     files: tuple[str, ...]  # content address of each fragment's version 0
     digests: tuple[bytes, ...]  # sha256 of its published values
-    at: float
 
 
 class EpochStarted(Struct, frozen=True, tag=True):
     """A syncer process took the run over; everything it writes carries this epoch."""
 
     epoch: int
-    at: float
 
 
 class LifeStarted(Struct, frozen=True, tag=True):
@@ -33,7 +36,6 @@ class LifeStarted(Struct, frozen=True, tag=True):
     process: str
     index: int
     elapsed_s: float
-    at: float
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -46,7 +48,7 @@ class Row(Struct, frozen=True, array_like=True):
     from_tokens: int
     to_step: int
     to_tokens: int
-    fate: str  # "merged" or the reason it was discarded
+    fate: Fate
     seq: int = 0  # of the contribution, for merged rows
 
     @property
@@ -70,39 +72,72 @@ class Seen(Struct, frozen=True, array_like=True):
     step_gap_s_max: float
 
 
-class Committed(Struct, frozen=True, tag=True):
-    """Version `version` of a fragment exists; everything about how it came to be, and what it settled."""
+class Part(Struct, frozen=True, array_like=True):
+    """One merged contribution: how it came, the version it is relative to, and what it weighs."""
+
+    codec: str
+    base_version: int
+    weight: float
+
+
+class Decision(Struct, frozen=True):
+    """Everything that was decided about a merge, by the machine alone: the values follow from it and the payloads."""
 
     epoch: int
     fragment: int
-    version: int
-    file: str
-    digest: bytes
+    version: int  # that the merge makes
     parent: bytes  # digest of version - 1
     rule: str
     outer: str
     lr: float
     momentum: float
-    codec: str
+    delay: int  # the outer rule's, as are lr and momentum
+    restart: int
+    gain: float  # how much of the merged delta the outer step gets
+    codec: str  # of the published delta
     sync_every: int
     quorum: int
-    phase: str
-    reason: str
+    stage: Stage | None  # when the round was opened; None: a merge of the closing
+    reason: Closes
     ready: int  # learners that were ready when it closed
-    weights: tuple[float, ...]  # one per merged row, in order
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # what it settles
+    parts: tuple[Part, ...]  # one per merged row, in order
     seen: tuple[Seen, ...]
     progress: float
+    steps: int  # of all learners
     open_s: float  # how long the round was open
     elapsed_s: float
-    at: float
-    codecs: tuple[str, ...] = ()  # of the contributions, one per merged row
-    bases: tuple[int, ...] = ()  # the versions they are relative to
+
+    @property
+    def is_closing(self) -> bool:
+        """It merges the last work, after the end of training."""
+        return self.stage is None
+
+
+class Result(Struct, frozen=True):
+    """What carrying a decision out gave: the version's file and digest, and where its contributions are recorded."""
+
+    file: str
+    digest: bytes
     payloads: str = ""  # file with their bytes, one after the other, where the run records them
-    delay: int = 1  # the outer rule's, as are lr and momentum
-    restart: int = 0
-    steps: int = 0  # of all learners, when it was decided
-    gain: float = 1.0  # how much of the merged delta the outer step got
+
+
+class Committed(Struct, frozen=True, tag=True):
+    """The version that was decided on exists."""
+
+    decision: Decision
+    result: Result
+
+
+class SteppedBack(Struct, frozen=True, tag=True):
+    """A new version with the values of the one before the newest, whose file was damaged: what that merged is lost."""
+
+    epoch: int
+    fragment: int
+    version: int
+    parent: bytes  # digest of the damaged version
+    file: str
+    digest: bytes
 
 
 class Discarded(Struct, frozen=True, tag=True):
@@ -111,7 +146,6 @@ class Discarded(Struct, frozen=True, tag=True):
     rows: tuple[Row, ...]
     seen: tuple[Seen, ...]
     elapsed_s: float
-    at: float
 
 
 class Paused(Struct, frozen=True, tag=True):
@@ -119,27 +153,24 @@ class Paused(Struct, frozen=True, tag=True):
 
     seen: tuple[Seen, ...]
     elapsed_s: float
-    at: float
 
 
 class PhaseChanged(Struct, frozen=True, tag=True):
-    """The run entered `phase`: "training" (the first step), "closing" or "closed"; `files` pins the versions then."""
+    """The run entered `phase`; `files` pins the versions that the closing began with."""
 
-    phase: str
+    phase: Phase
     files: tuple[str, ...]
     seen: tuple[Seen, ...]
     elapsed_s: float
-    at: float
 
 
 class Witnessed(Struct, frozen=True, tag=True):
-    """What the syncer noticed of a life: "lost" (its link is gone) or "stepping" (its first step on a new link)."""
+    """What the syncer noticed of a life."""
 
     learner: str
     life: int
-    what: str
+    what: Sight
     elapsed_s: float
-    at: float
 
 
 class Sample(Struct, frozen=True, array_like=True):
@@ -161,7 +192,6 @@ class Sampled(Struct, frozen=True, tag=True):
 
     samples: tuple[Sample, ...]
     elapsed_s: float
-    at: float
 
 
 class Injected(Struct, frozen=True, tag=True):
@@ -182,7 +212,6 @@ class Restored(Struct, frozen=True, tag=True):
     file: str
     digest: bytes
     source: str
-    at: float
 
 
 Fact = (
@@ -190,6 +219,7 @@ Fact = (
     | EpochStarted
     | LifeStarted
     | Committed
+    | SteppedBack
     | Discarded
     | Paused
     | PhaseChanged

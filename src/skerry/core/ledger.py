@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from msgspec import Struct, field
 
 from skerry.core.facts import Row, Seen
+from skerry.core.vocabulary import Fate
 
-MERGED = "merged"
+MERGED: Fate = "merged"
 
 
 class Settled(Struct):
@@ -41,7 +42,7 @@ class Totals(Struct):
     produced: int = 0
     merged: int = 0
     pending: int = 0
-    discarded: dict[str, int] = field(default_factory=dict)
+    discarded: dict[Fate, int] = field(default_factory=dict)
 
     @property
     def balance(self) -> int:
@@ -57,7 +58,7 @@ class Ledger(Struct):
     steps: int = 0  # of all lives
     produced: int = 0  # running sums, in tokens x fragments
     merged: int = 0
-    discarded: dict[str, int] = field(default_factory=dict)
+    discarded: dict[Fate, int] = field(default_factory=dict)
 
     def account(self, learner: str, life: int) -> Account:
         key = f"{learner}/{life}"
@@ -100,7 +101,7 @@ class Ledger(Struct):
         self.produced += max(0, tokens - account.tokens) * self.fragment_count
         account.step, account.tokens = max(account.step, step), max(account.tokens, tokens)
 
-    def rest(self, learner: str, life: int, fragment: int, fate: str) -> list[Row]:
+    def rest(self, learner: str, life: int, fragment: int, fate: Fate) -> list[Row]:
         """The row that would discard what this life has pending on a fragment (none if nothing is)."""
         account = self.account(learner, life)
         at = account.settled[fragment]

@@ -1,4 +1,4 @@
-"""Quorum and the adaptive grace window: decide(...) -> a decision that carries its reason.
+"""Quorum and the adaptive grace window: decide(...) -> a verdict that carries its reason.
 
 With K contributions complete the round may close; it then waits at most the measured slack, for learners that can
 still make it. Learners never wait, so a missed grace costs age, not work.
@@ -10,10 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from skerry.core.vocabulary import Closes
 
-class Decision(NamedTuple):
-    close: bool
-    reason: str
+
+class Verdict(NamedTuple):
+    """Why a round closes, or what it waits for, in words for a person."""
+
+    closes: Closes | None
+    waits: str = ""
 
 
 def quorum_size(quorum: int | float, ready: int) -> int:
@@ -30,16 +34,16 @@ def grace_s(gamma: float, delay: int, step_s: float | None, quorum_s: float | No
 
 def decide(
     held: int, quorum: int, missing: Mapping[str, float], quorum_at: float | None, grace: float, now: float
-) -> Decision:
+) -> Verdict:
     """Close or wait. `missing` maps each learner pulled but not in to when it is expected."""
     if held < quorum or quorum_at is None:
-        return Decision(False, f"{held} of quorum {quorum}")
+        return Verdict(None, f"{held} of quorum {quorum}")
     if not missing:
-        return Decision(True, f"all {held} in")
+        return Verdict("all in")
     deadline = quorum_at + grace
     if now >= deadline:
-        return Decision(True, f"{held} in, grace over" if grace > 0 else f"{held} in, no grace")
+        return Verdict("grace over" if grace > 0 else "no grace")
     hoped = sorted(learner for learner, expected in missing.items() if expected <= deadline)
     if not hoped:
-        return Decision(True, f"{held} in, the rest cannot make it")
-    return Decision(False, f"grace for {', '.join(hoped)}")
+        return Verdict("the rest cannot make it")
+    return Verdict(None, f"grace for {', '.join(hoped)}")

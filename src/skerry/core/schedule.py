@@ -13,11 +13,7 @@ from typing import NamedTuple
 from skerry.config import Config, Run, Sync
 from skerry.core.facts import Row
 from skerry.core.ledger import MERGED, Ledger
-
-WARM = "warm"
-STEADY = "steady"
-COOL = "cool"
-STAGES = (WARM, STEADY, COOL)  # of training, in this order
+from skerry.core.vocabulary import Stage
 
 
 class Recipe(NamedTuple):
@@ -44,27 +40,32 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
     return ledger.steps / (run.steps * run.learners)
 
 
-def phase_at(config: Config, progress: float, steps: int) -> str:
+def stage_at(config: Config, progress: float, steps: int) -> Stage:
     """Warm for so many steps a learner, `steps` being those of all, and never beyond its share; cool at the end."""
     sync = config.sync
     if sync.policy == "fixed":
-        return STEADY
+        return "steady"
     if progress < sync.warm_share and steps < sync.warm_steps * config.run.learners:
-        return WARM
-    return COOL if progress > 1 - sync.cool_share else STEADY
+        return "warm"
+    return "cool" if progress > 1 - sync.cool_share else "steady"
 
 
-def recipe_of(config: Config, phase: str) -> Recipe:
-    """What a merge of this phase does.
+def recipe_of(config: Config, stage: Stage | None) -> Recipe:
+    """What a merge of this stage does, or one of the closing (None).
 
-    Momentum begins from zero at the end of the warm phase, and is forgotten when the cool one begins: there the mean
+    Momentum begins from zero at the end of the warm stage, and is forgotten when the cool one begins: there the mean
     takes out the noise that stretching it and momentum leave in the model.
     """
-    if phase != STEADY:
+    if stage != "steady":
         return PLAIN
     outer = config.outer
     delay = outer.delay if outer.rule == "delayed" else 1
     return Recipe(config.merge.rule, outer.rule, outer.lr, outer.momentum, delay, outer.restart)
+
+
+def weight_of(tokens: int, steps: int) -> float:
+    """w = tokens · (tokens / steps): quantity times quality (paper, section 3.2); no steps weigh nothing."""
+    return tokens * tokens / steps if steps else 0.0
 
 
 def gain_of(rows: Iterable[Row], merged_in: Mapping[str, int], version: int, sync_every: int) -> float:
@@ -81,9 +82,9 @@ def gain_of(rows: Iterable[Row], merged_in: Mapping[str, int], version: int, syn
     return math.fsum(parts) / math.fsum(row.tokens for row in merged)
 
 
-def sync_every_in(sync: Sync, phase: str) -> int:
-    """H in this phase."""
-    return min(sync.warm_every, sync.sync_every) if phase == WARM else sync.sync_every
+def sync_every_in(sync: Sync, stage: Stage | None) -> int:
+    """H in this stage."""
+    return min(sync.warm_every, sync.sync_every) if stage == "warm" else sync.sync_every
 
 
 def first_due(fragment: int, fragment_count: int, sync_every: int) -> int:

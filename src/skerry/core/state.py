@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from skerry.core.facts import (
     Committed,
+    Decision,
     Discarded,
     EpochStarted,
     Fact,
@@ -21,11 +22,14 @@ from skerry.core.facts import (
     Paused,
     PhaseChanged,
     Restored,
+    Result,
     RunCreated,
     Sampled,
+    SteppedBack,
     Witnessed,
 )
 from skerry.core.ledger import MERGED, Ledger
+from skerry.core.vocabulary import Phase
 
 
 class FragmentState(Struct):
@@ -55,7 +59,7 @@ class RunState(Struct, tag="Fold"):
     ledger: Ledger
     epoch: int = 0
     lives: dict[str, LifeState] = field(default_factory=dict)
-    phase: str = "created"
+    phase: Phase = "created"
     before_close: tuple[str, ...] = ()  # files of the versions the closing began with
     elapsed_s: float = 0.0
     progress: float = 0.0
@@ -74,7 +78,9 @@ class RunState(Struct, tag="Fold"):
     def apply(self, fact: Fact) -> None:
         match fact:
             case Committed():
-                self._commit(fact)
+                self._commit(fact.decision, fact.result)
+            case SteppedBack():
+                self._next_version(fact, fact.file, fact.digest)
             case Discarded():
                 for seen in fact.seen:
                     self.ledger.see(seen)
@@ -106,29 +112,28 @@ class RunState(Struct, tag="Fold"):
             case RunCreated():
                 raise AssertionError("a run is created once")
 
-    def _commit(self, fact: Committed) -> None:
-        fragment = self.fragments[fact.fragment]
-        assert fact.version == fragment.version + 1 and fact.parent == fragment.digest, (fact, fragment)
-        for seen in fact.seen:
+    def _commit(self, decision: Decision, result: Result) -> None:
+        for seen in decision.seen:
             self.ledger.see(seen)
-        self.ledger.book(fact.rows)
-        learners = [row.learner for row in fact.rows if row.fate == MERGED]
-        self.fragments[fact.fragment] = FragmentState(
-            fact.version,
-            fact.file,
-            fact.digest,
-            fragment.file,
-            fact.sync_every,
-            fragment.merged_in | dict.fromkeys(learners, fact.version),
-        )
+        self.ledger.book(decision.rows)
+        learners = [row.learner for row in decision.rows if row.fate == MERGED]
+        at = self._next_version(decision, result.file, result.digest)
+        at.sync_every = decision.sync_every
+        at.merged_in |= dict.fromkeys(learners, decision.version)
         merged = len(learners)
         self.merges += 1
         self.merges_alone += merged == 1
         self.contributors += merged
-        self.ready += fact.ready
-        self.progress = max(self.progress, fact.progress)
-        self.steps = max(self.steps, fact.steps)
-        self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+        self.ready += decision.ready
+        self.progress = max(self.progress, decision.progress)
+        self.steps = max(self.steps, decision.steps)
+        self.elapsed_s = max(self.elapsed_s, decision.elapsed_s)
+
+    def _next_version(self, to: Decision | SteppedBack, file: str, digest: bytes) -> FragmentState:
+        at = self.fragments[to.fragment]
+        assert to.version == at.version + 1 and to.parent == at.digest, (to, at)
+        at.version, at.file_before, at.file, at.digest = to.version, at.file, file, digest
+        return at
 
 
 def created(fact: RunCreated) -> RunState:

@@ -34,7 +34,18 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row, Sampled, Seen, Witnessed
+from skerry.core.facts import (
+    Decision,
+    Discarded,
+    LifeStarted,
+    Part,
+    Paused,
+    PhaseChanged,
+    Row,
+    Sampled,
+    Seen,
+    Witnessed,
+)
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.membership import RESEND_S, Member, ema, patience_s
 from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, Stop, Welcome
@@ -45,14 +56,16 @@ from skerry.core.schedule import (
     first_due,
     gain_of,
     pace_s,
-    phase_at,
     recipe_of,
     rounds_open_max,
     spent_at,
+    stage_at,
     steps_due,
     sync_every_in,
+    weight_of,
 )
 from skerry.core.state import RunState
+from skerry.core.vocabulary import Closes, Fate, Sight, Stage
 
 SAMPLE_S = 5.0  # how often measurements are written to the tape
 AWAY_S = 60.0  # no merge takes this long: the machine slept, or its clock jumped
@@ -63,10 +76,10 @@ class Round:
     """An open round of one fragment: who was asked, when the quorum was reached, why it still waits."""
 
     opened_at: float
-    phase: str
+    stage: Stage | None  # None: it only names what the closing merges
     quorum_at: float | None = None
     pulled: set[str] = field(default_factory=set)
-    reason: str = "opened"
+    waits: str = "opened"
 
 
 class SyncerMachine:
@@ -127,7 +140,7 @@ class SyncerMachine:
             case MergeDone():
                 self._merged(event)
             case Interrupted():
-                self._record(Paused(self._seen(), self.elapsed_s, 0.0))
+                self._record(Paused(self._seen(), self.elapsed_s))
                 self._do(Finish("interrupted"))
                 return self._actions
             case Ticked():
@@ -193,7 +206,7 @@ class SyncerMachine:
         member = self.members.get(event.learner)
         if member is not None and member.connected:
             self._do(Dismiss(event.learner, member.life, admission.superseded(event.learner, member.life, life)))
-        self._record(LifeStarted(event.learner, life, event.process, index, self.elapsed_s, 0.0))
+        self._record(LifeStarted(event.learner, life, event.process, index, self.elapsed_s))
         self.samples.forget(event.learner)
         self._bury(event.learner, life)
         self._welcome(event.learner, life)
@@ -262,7 +275,7 @@ class SyncerMachine:
         if self._origin is None and report.step > 0:
             self._origin = self._now - self.state.elapsed_s
             if self.state.phase == "created":
-                self._record(PhaseChanged("training", (), (), 0.0, 0.0))
+                self._record(PhaseChanged("training", (), (), 0.0))
         self._measure_adoption(member)
         member.heal(self._now)
         self._publish(member)
@@ -356,7 +369,7 @@ class SyncerMachine:
         if self._now - self._sampled_at >= SAMPLE_S:
             self._sampled_at = self._now
             if samples := self.samples.take():
-                self._record(Sampled(samples, self.elapsed_s, 0.0))
+                self._record(Sampled(samples, self.elapsed_s))
 
     def _let_go(self, leaving: list[Member], ready: list[Member], quorum: int) -> None:
         """Learners that want to leave hand over at once; their work merges in the next rounds, or now if all leave."""
@@ -391,8 +404,8 @@ class SyncerMachine:
             self.rounds[p] = self._round()
 
     def _round(self) -> Round:
-        """A round that begins now; what it does follows from the phase at its opening."""
-        return Round(self._now, "closing" if self.closing_since is not None else self._stage)
+        """A round that begins now; what it does follows from the stage at its opening."""
+        return Round(self._now, None if self.closing_since is not None else self.stage)
 
     def _steps_due(self, p: int, ready: list[Member], quorum: int) -> float:
         return steps_due([self._unsettled(m, p) for m in ready], quorum)
@@ -458,56 +471,62 @@ class SyncerMachine:
             for m in ready
             if m.learner in round_.pulled and m.learner not in held
         }
-        decision = decide(len(held), quorum, missing, round_.quorum_at, self._grace_s(ready, quorum), self._now)
-        round_.reason = decision.reason
-        if decision.close:
+        verdict = decide(len(held), quorum, missing, round_.quorum_at, self._grace_s(ready, quorum), self._now)
+        round_.waits = verdict.waits
+        if verdict.closes is not None:
             del self.rounds[p]
-            self._merge(p, round_, decision.reason, quorum, len(ready))
+            self._merge(p, round_, verdict.closes, quorum, len(ready))
 
     def _grace_s(self, ready: list[Member], quorum: int) -> float:
         sync = self.config.sync
         return grace_s(sync.grace, sync.fragment_sync_delay, _kth_step_s(ready, quorum), self.quorum_s, self.sync_s)
 
-    def _merge(self, p: int, round_: Round, reason: str, quorum: int, ready: int) -> None:
+    def _merge(self, p: int, round_: Round, reason: Closes, quorum: int, ready: int) -> None:
         """Order the merge of what is held."""
         contributions = tuple(self.held[p][learner] for learner in sorted(self.held[p]))
-        recipe, every = recipe_of(self.config, round_.phase), sync_every_in(self.config.sync, round_.phase)
-        version = self.state.fragments[p].version + 1
-        rows = tuple(row for c in contributions for row in admission.rows_of(c, self._settled(c)))
         self.merging.add(p)
-        self._do(
-            Merge(
-                fragment=p,
-                version=version,
-                contributions=contributions,
-                rule=recipe.rule,
-                outer=recipe.outer,
-                lr=recipe.lr,
-                momentum=recipe.momentum,
-                sync_every=every,
-                quorum=quorum,
-                phase=round_.phase,
-                reason=reason,
-                ready=ready,
-                rows=rows,
-                seen=self._seen(),
-                progress=self.progress,
-                open_s=self._now - round_.opened_at,
-                elapsed_s=self.elapsed_s,
-                delay=recipe.delay,
-                restart=recipe.restart,
-                steps=self.state.steps,
-                gain=gain_of(rows, self.state.fragments[p].merged_in, version, every),
-            )
+        self._do(Merge(self._decision(p, round_, reason, quorum, ready, contributions), contributions))
+
+    def _decision(
+        self, p: int, round_: Round, reason: Closes, quorum: int, ready: int, contributions: tuple[Contribution, ...]
+    ) -> Decision:
+        stage, at = round_.stage, self.state.fragments[p]
+        recipe, every = recipe_of(self.config, stage), sync_every_in(self.config.sync, stage)
+        rows = tuple(row for c in contributions for row in admission.rows_of(c, self._settled(c)))
+        return Decision(
+            epoch=self.state.epoch,
+            fragment=p,
+            version=at.version + 1,
+            parent=at.digest,
+            rule=recipe.rule,
+            outer=recipe.outer,
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            delay=recipe.delay,
+            restart=recipe.restart,
+            gain=gain_of(rows, at.merged_in, at.version + 1, every),
+            codec="fp32" if stage is None else self.config.wire.codec_down,
+            sync_every=every,
+            quorum=quorum,
+            stage=stage,
+            reason=reason,
+            ready=ready,
+            rows=rows,
+            parts=tuple(Part(c.codec, c.base_version, weight_of(c.tokens, c.steps)) for c in contributions),
+            seen=self._seen(),
+            progress=self.progress,
+            steps=self.state.steps,
+            open_s=self._now - round_.opened_at,
+            elapsed_s=self.elapsed_s,
         )
 
     def _merged(self, event: MergeDone) -> None:
-        fact = event.fact
-        p = fact.fragment
+        decision = event.fact.decision
+        p = decision.fragment
         self.merging.discard(p)
-        self.state.apply(fact)
+        self.state.apply(event.fact)
         self._floors.clear()
-        for row in fact.rows:
+        for row in decision.rows:
             held = self.held[p].get(row.learner)
             if row.fate == MERGED and held is not None and held.seq == row.seq and held.life == row.life:
                 del self.held[p][row.learner]
@@ -525,7 +544,7 @@ class SyncerMachine:
             self.waiting = f"for learners: {len(ready)} ready{ahead}, quorum {quorum}"
         elif self.rounds:
             p = min(self.rounds, key=lambda q: (self.rounds[q].opened_at, q))
-            self.waiting = f"fragment {p}: {self.rounds[p].reason}"
+            self.waiting = f"fragment {p}: {self.rounds[p].waits}"
         else:
             self.waiting = f"for steps: no fragment is due (H = {self.sync_every})"
 
@@ -558,7 +577,7 @@ class SyncerMachine:
         self.closing_since = self._now
         self.rounds.clear()
         files = tuple(f.file for f in self.state.fragments)
-        self._record(PhaseChanged("closing", files, self._seen(), self.elapsed_s, 0.0))
+        self._record(PhaseChanged("closing", files, self._seen(), self.elapsed_s))
         self._advance_closing()
 
     def _advance_closing(self) -> None:
@@ -594,7 +613,7 @@ class SyncerMachine:
             elif member.is_stopped and member.learner not in self.held[p] and self._unsettled(member, p) == 0:
                 rest = self.state.ledger.rest(member.learner, member.life, p, "fast-forward")
                 if rest:  # it gave this up and will not contribute again
-                    self._record(Discarded(tuple(rest), (), self.elapsed_s, 0.0))
+                    self._record(Discarded(tuple(rest), (), self.elapsed_s))
         awaited = [m for m in self.members.values() if m.learner not in self.held[p] and self._owes(m, p)]
         in_the_way = any(not self._is_last(c) for c in self.held[p].values())
         if in_the_way or not self._fits(max(self._payload_bytes.values(), default=0)):
@@ -623,8 +642,8 @@ class SyncerMachine:
         for learner, life in sorted((k, v.life) for k, v in self.state.lives.items()):
             self._discard(learner, life, "absent at close")
         if samples := self.samples.take():
-            self._record(Sampled(samples, self.elapsed_s, 0.0))
-        self._record(PhaseChanged("closed", (), self._seen(), self.elapsed_s, 0.0))
+            self._record(Sampled(samples, self.elapsed_s))
+        self._record(PhaseChanged("closed", (), self._seen(), self.elapsed_s))
         self.state.ledger.check()
         assert self.state.ledger.totals().pending == 0, self.state.ledger.totals()
         for member in self._connected():
@@ -650,20 +669,16 @@ class SyncerMachine:
         self.state.steps = max(self.state.steps, self.state.ledger.steps)
 
     @property
-    def phase(self) -> str:
-        return self._stage if self.state.phase == "training" else self.state.phase
-
-    @property
-    def _stage(self) -> str:
-        """Warm, steady or cool."""
-        return phase_at(self.config, self.progress, self.state.steps)
+    def stage(self) -> Stage:
+        """Of training, now."""
+        return stage_at(self.config, self.progress, self.state.steps)
 
     @property
     def sync_every(self) -> int:
         """H now."""
-        return sync_every_in(self.config.sync, self._stage)
+        return sync_every_in(self.config.sync, self.stage)
 
-    def _discard(self, learner: str, life: int, fate: str) -> None:
+    def _discard(self, learner: str, life: int, fate: Fate) -> None:
         """Book what a life has pending and nobody holds or is merging."""
         rows: list[Row] = []
         for p in range(len(self.state.fragments)):
@@ -672,7 +687,7 @@ class SyncerMachine:
                 rows += self.state.ledger.rest(learner, life, p, fate)
         if rows:
             seen = (self.state.ledger.seen(learner, life),)
-            self._record(Discarded(tuple(rows), seen, self.elapsed_s, 0.0))
+            self._record(Discarded(tuple(rows), seen, self.elapsed_s))
 
     def _connected(self) -> list[Member]:
         return [self.members[k] for k in sorted(self.members) if self.members[k].connected]
@@ -701,9 +716,9 @@ class SyncerMachine:
     def _seen(self) -> tuple[Seen, ...]:
         return tuple(self.state.ledger.seen(m.learner, m.life) for _, m in sorted(self.members.items()))
 
-    def _witness(self, learner: str, life: int, what: str) -> None:
+    def _witness(self, learner: str, life: int, what: Sight) -> None:
         if self.state.phase != "closed":
-            self._record(Witnessed(learner, life, what, self.elapsed_s, 0.0))
+            self._record(Witnessed(learner, life, what, self.elapsed_s))
 
     def _count(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

@@ -17,7 +17,7 @@ from skerry.algo import merge as merging
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
 from skerry.algo.merge import Held
-from skerry.core.events import Merge
+from skerry.core.facts import Decision
 from skerry.errors import StoreError
 
 Array = Any  # a flat float32 array; the simulator's integer
@@ -46,9 +46,7 @@ class Algebra(Protocol):
     def parts(self, values: Values) -> list[memoryview]: ...
     def inspect(self, codec: str, payload: Payload, fragment: Fragment) -> Inspection: ...
     def hold(self, codec: str, payload: Payload, weight: float, seen: Inspection) -> Held: ...
-    def merge(
-        self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
-    ) -> Merged: ...
+    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged: ...
     def whole(self, theta: Array) -> Payload: ...
 
     # the learner's
@@ -82,28 +80,26 @@ class Float32:
     def hold(self, codec: str, payload: Payload, weight: float, seen: Inspection) -> Held:
         return Held(codec, np.frombuffer(payload, np.uint8), weight, seen.norms)
 
-    def merge(
-        self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
-    ) -> Merged:
+    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
         """Merge, outer step, published delta."""
-        delta = merging.merge(order.rule, fragment, held, threads)
-        if order.gain < 1:  # seldom: it costs a pass over the fragment
-            delta *= np.float32(order.gain)
+        delta = merging.merge(decision.rule, fragment, held, threads)
+        if decision.gain < 1:  # seldom: it costs a pass over the fragment
+            delta *= np.float32(decision.gain)
         x, velocity = outer.outer_step(
-            order.outer,
-            order.lr,
-            order.momentum,
+            decision.outer,
+            decision.lr,
+            decision.momentum,
             old.theta,
             old.error,
             old.velocity,
             delta,
             threads,
-            version=order.version,
-            delay=order.delay,
-            restart=order.restart,
+            version=decision.version,
+            delay=decision.delay,
+            restart=decision.restart,
         )
-        published = outer.publish(codec, x, old.theta, threads)
-        assert published.finite, f"fragment {fragment.index} version {order.version} is not finite"
+        published = outer.publish(decision.codec, x, old.theta, threads)
+        assert published.finite, f"fragment {fragment.index} version {decision.version} is not finite"
         values = Values(published.theta_new, velocity, published.error_new)
         return Merged(values, published.payload.tobytes(), self.digest(values.theta))
 

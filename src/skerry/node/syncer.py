@@ -2,21 +2,20 @@
 
 Actions are carried out in list order. Facts and merges that stand together share one commit; nothing behind them is
 carried out before it is durable, so no byte of a version leaves before the version exists on disk. One thread; `send`,
-`dismiss`, the store and the wall clock (for stamps alone) are handed in.
+`dismiss` and the store are handed in.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from skerry import config as configs
+from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Layout, decode_layout, split
-from skerry.algo.merge import Held, token_weight
 from skerry.core.events import (
     Arrived,
     Dismiss,
@@ -31,10 +30,11 @@ from skerry.core.events import (
     SyncerAction,
     SyncerEvent,
 )
-from skerry.core.facts import Committed, EpochStarted, Fact
+from skerry.core.facts import Committed, EpochStarted, Fact, Result
 from skerry.core.messages import FULL, Contribution, Publication, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
+from skerry.core.vocabulary import Ending
 from skerry.node.algebra import FLOAT32, Algebra, Payload
 from skerry.store.store import RECORD, Store
 
@@ -52,6 +52,14 @@ class Delta(NamedTuple):
     digest: bytes
 
 
+class Arrival(NamedTuple):
+    """A contribution with its encoded payload, and what was found in it."""
+
+    contribution: Contribution
+    payload: Payload
+    found: Inspection
+
+
 class Outbox(Protocol):
     """Where the node's words go: to learners by (name, life)."""
 
@@ -67,14 +75,12 @@ class SyncerNode:
         self,
         store: Store,
         outbox: Outbox,
-        wall_clock: Callable[[], float],
         now: float,
         algebra: Algebra = FLOAT32,
     ) -> None:
         self.store = store
         self.algebra = algebra
         self.outbox = outbox
-        self.wall_clock = wall_clock
         state = state_of(store.records)
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
@@ -84,13 +90,12 @@ class SyncerNode:
             for at, fragment in zip(state.fragments, self.fragments, strict=True)
         ]
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
-        self.payloads: dict[tuple[str, int], tuple[int, Held]] = {}  # (learner, fragment) -> (seq, held)
-        self.finished = ""
+        self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
+        self.finished: Ending | None = None
         self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
-        self._arriving: tuple[Contribution, Held] | None = None
         self._commits = 0
         self.commits_per_collect = COMMITS_PER_COLLECT
-        started = EpochStarted(state.epoch + 1, wall_clock())
+        started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)
         self.machine = SyncerMachine(self.config, state, now)
@@ -98,41 +103,40 @@ class SyncerNode:
 
     # ------------------------------------------------------------------------------------------ events in
 
-    def handle(self, event: SyncerEvent, now: float) -> None:
-        """One event, and everything that follows from it."""
+    def handle(self, event: SyncerEvent, now: float, arrival: Arrival | None = None) -> None:
+        """One event, and everything that follows from it; `arrival` is what came with an `Arrived`."""
         events = deque([event])
         while events:
-            events.extend(self._perform(self.machine.step(events.popleft(), now)))
+            events.extend(self._perform(self.machine.step(events.popleft(), now), arrival))
 
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""
-        held, fault = self._inspect(c, payload)
+        found, fault = self._inspect(c, payload)
         if fault:
             log.warning("refused contribution of %s to fragment %d: %s", c.learner, c.fragment, fault)
-        self._arriving = (c, held) if held else None
-        self.handle(Arrived(c, len(payload), fault, payload_s), now)
-        self._arriving = None
+        arrival = Arrival(c, payload, found) if found else None
+        self.handle(Arrived(c, len(payload), fault, payload_s), now, arrival)
 
-    def _inspect(self, c: Contribution, payload: Payload) -> tuple[Held | None, str]:
+    def _inspect(self, c: Contribution, payload: Payload) -> tuple[Inspection | None, str]:
         if self.algebra.checksum(payload) != c.digest:
             return None, "damaged: its digest does not match"
-        seen = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
-        if not seen.finite:
+        found = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
+        if not found.finite:
             return None, "not finite: it holds NaN or infinity"
-        if seen.max_abs > ABS_MAX:
-            return None, f"too large: a value of {seen.max_abs:.3g}"
-        return self.algebra.hold(c.codec, payload, token_weight(c.tokens, c.steps), seen), ""
+        if found.max_abs > ABS_MAX:
+            return None, f"too large: a value of {found.max_abs:.3g}"
+        return found, ""
 
     # ------------------------------------------------------------------------------------------ actions out
 
-    def _perform(self, actions: list[SyncerAction]) -> list[SyncerEvent]:
+    def _perform(self, actions: list[SyncerAction], arrival: Arrival | None) -> list[SyncerEvent]:
         """Carry the actions out in order; what must be durable before the next one is committed together."""
         facts: list[Fact] = []
         done: list[SyncerEvent] = []
         for action in actions:
             match action:
                 case Record():
-                    facts.append(msgspec.structs.replace(action.fact, at=self.wall_clock()))
+                    facts.append(action.fact)
                 case Merge():
                     fact = self._merge(action)
                     facts.append(fact)
@@ -140,17 +144,17 @@ class SyncerNode:
                 case _:
                     self._write(facts)
                     facts = []
-                    self._act(action)
+                    self._act(action, arrival)
         self._write(facts)
         return done
 
-    def _act(self, action: Send | Hold | Publish | Dismiss | Finish) -> None:
+    def _act(self, action: Send | Hold | Publish | Dismiss | Finish, arrival: Arrival | None) -> None:
         match action:
             case Send():
                 self.outbox.send(action.learner, action.life, action.message, None, None)
             case Hold():
-                assert self._arriving is not None, action
-                self.payloads[action.learner, action.fragment] = (action.seq, self._arriving[1])
+                assert arrival is not None and arrival.contribution.seq == action.seq, (action, arrival)
+                self.held[action.learner, action.fragment] = arrival
             case Publish():
                 self._publish(action)
             case Dismiss():
@@ -183,53 +187,26 @@ class SyncerNode:
 
     # ------------------------------------------------------------------------------------------ merge and publish
 
-    def _merge(self, action: Merge) -> Committed:
+    def _merge(self, order: Merge) -> Committed:
         """The next version of a fragment; its file is written, its commit follows."""
-        p = action.fragment
-        held = [self._take(c) for c in action.contributions]
-        codec = "fp32" if action.phase == "closing" else self.config.wire.codec_down
-        merged = self.algebra.merge(action, self.fragments[p], self.values[p], held, codec, self.config.merge.threads)
+        decision, p = order.decision, order.decision.fragment
+        arrivals = [self._take(c) for c in order.contributions]
+        held = [
+            self.algebra.hold(part.codec, one.payload, part.weight, one.found)
+            for part, one in zip(decision.parts, arrivals, strict=True)
+        ]
+        merged = self.algebra.merge(decision, self.fragments[p], self.values[p], held, self.config.merge.threads)
         self.values[p] = merged.values
-        self._keep(p, action.version, Delta(codec, merged.payload, merged.digest))
-        state = self.machine.state
+        self._keep(p, decision.version, Delta(decision.codec, merged.payload, merged.digest))
+        file = self.store.put(self.algebra.parts(merged.values))
         is_recorded = self.config.store.record == "full"
-        return Committed(
-            epoch=state.epoch,
-            fragment=p,
-            version=action.version,
-            file=self.store.put(self.algebra.parts(merged.values)),
-            digest=merged.digest,
-            parent=state.fragments[p].digest,
-            rule=action.rule,
-            outer=action.outer,
-            lr=action.lr,
-            momentum=action.momentum,
-            codec=codec,
-            sync_every=action.sync_every,
-            quorum=action.quorum,
-            phase=action.phase,
-            reason=action.reason,
-            ready=action.ready,
-            weights=tuple(h.weight for h in held),
-            rows=action.rows,
-            seen=action.seen,
-            progress=action.progress,
-            open_s=action.open_s,
-            elapsed_s=action.elapsed_s,
-            at=self.wall_clock(),
-            codecs=tuple(c.codec for c in action.contributions),
-            bases=tuple(c.base_version for c in action.contributions),
-            payloads=self.store.put([h.payload.data for h in held], RECORD) if is_recorded else "",
-            delay=action.delay,
-            restart=action.restart,
-            steps=action.steps,
-            gain=action.gain,
-        )
+        payloads = self.store.put([one.payload.data for one in held], RECORD) if is_recorded else ""
+        return Committed(decision, Result(file, merged.digest, payloads))
 
-    def _take(self, c: Contribution) -> Held:
-        seq, held = self.payloads.pop((c.learner, c.fragment))
-        assert seq == c.seq, (c, seq)
-        return held
+    def _take(self, c: Contribution) -> Arrival:
+        arrival = self.held.pop((c.learner, c.fragment))
+        assert arrival.contribution.seq == c.seq, (c, arrival.contribution)
+        return arrival
 
     def _keep(self, p: int, version: int, delta: Delta) -> None:
         self.deltas[p][version] = delta

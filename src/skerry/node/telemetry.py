@@ -15,7 +15,7 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "run": state.created.run,
         "at": wall,
         "epoch": state.epoch,
-        "phase": machine.phase,
+        "phase": machine.stage if state.phase == "training" else state.phase,
         "progress": machine.progress,
         "elapsed_s": machine.elapsed_s,
         "merges": state.merges,

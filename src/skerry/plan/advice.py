@@ -19,7 +19,6 @@ import msgspec
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK
-from skerry.core.schedule import WARM
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, RunPlan, Stretch, Sync, sizes_of, stretch
 from skerry.text import counted, size
@@ -45,7 +44,7 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     if every > EVERY_MAX:
         return {}
     warm_every = sync.warm_every
-    if first.period.phase == WARM:
+    if first.period.stage == "warm":
         warm_every = min(every, _every(sync.warm_every, plan, first, up, down))
     chosen: dict[str, Any] = {
         "sync.num_fragments": min(every, len(plan.layout.tensors), FRAGMENTS_MAX),
@@ -190,7 +189,7 @@ def _of_config(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
     first = periods(c)[0]
     if c.run.steps and c.run.steps < first.sync_every:
         yield (
-            f"run.steps = {c.run.steps} is less than H = {first.sync_every} in the {first.phase} phase: "
+            f"run.steps = {c.run.steps} is less than H = {first.sync_every} in the {first.stage} phase: "
             "most fragments are merged only once, at the end"
         )
     one = len(plan.islands) * payload_bytes(c.wire.codec_up, max(sizes))
@@ -221,9 +220,9 @@ def _of_fragments(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
 
 def _of_syncs(plan: RunPlan, stretches: Sequence[Stretch]) -> Iterator[str]:
     tau = plan.config.sync.fragment_sync_delay
-    hardest = {at.period.phase: at for at in reversed(stretches)}  # the first of each phase: H only grows in it
+    hardest = {at.period.stage: at for at in reversed(stretches)}  # the first of each phase: H only grows in it
     for at in reversed(hardest.values()):
-        where = f"in the {at.period.phase} phase (H = {at.period.sync_every})"
+        where = f"in the {at.period.stage} phase (H = {at.period.sync_every})"
         if late := [s for s in at.syncs if not s.fits]:
             worst = max(late, key=lambda s: s.steps)
             yield (

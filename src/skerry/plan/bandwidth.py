@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK, padded
 from skerry.config import Config
-from skerry.core.schedule import STEADY, WARM, sync_every_in
+from skerry.core.schedule import sync_every_in
+from skerry.core.vocabulary import Stage
 
 GRADIENT_BITS = 16  # of one parameter in a data-parallel all-reduce
 HIDDEN = 2 / 3  # of a data-parallel step: the backward pass
@@ -36,7 +37,7 @@ HIDDEN = 2 / 3  # of a data-parallel step: the backward pass
 class Period(NamedTuple):
     """A stretch of the run with one H: `share` of its progress."""
 
-    phase: str
+    stage: Stage
     share: float
     sync_every: int
 
@@ -60,8 +61,8 @@ def periods(config: Config) -> list[Period]:
     warm = sync.warm_share if sync.policy == "auto" else 0.0
     if steps:
         warm = min(warm, sync.warm_steps / steps)
-    shares = {WARM: warm, STEADY: 1 - warm}
-    return [Period(phase, share, sync_every_in(sync, phase)) for phase, share in shares.items() if share]
+    shares: dict[Stage, float] = {"warm": warm, "steady": 1 - warm}
+    return [Period(stage, share, sync_every_in(sync, stage)) for stage, share in shares.items() if share]
 
 
 def bits_per_element(codec: str) -> float:
@@ -175,7 +176,7 @@ def answer(q: Question, config: Config) -> dict[str, Any]:
 
 def _phase(x: Load, delay: int, here: int, q: Question) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "phase": x.period.phase,
+        "phase": x.period.stage,
         "share": x.period.share,
         "sync_every": x.period.sync_every,
         "gbit_per_step_up": here * x.up / 1e9,

@@ -56,7 +56,7 @@ def report(plan: RunPlan) -> dict[str, Any]:
 def _phase(plan: RunPlan, sizes: Sequence[int], at: Stretch, is_carried: bool) -> dict[str, Any]:
     wire, every = plan.config.wire, at.period.sync_every
     return {
-        "phase": at.period.phase,
+        "phase": at.period.stage,
         "share": at.period.share,
         "sync_every": every,
         "sync_every_effective": at.period_s / plan.pace_s,

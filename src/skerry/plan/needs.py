@@ -33,12 +33,12 @@ import msgspec
 
 from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
-from skerry.core.facts import Committed, Row, Sample, Sampled, Seen
+from skerry.core.facts import Committed, Decision, Part, Result, Row, Sample, Sampled, Seen
 from skerry.core.syncer import SAMPLE_S
 from skerry.node.syncer import COMMITS_PER_COLLECT
 
 FILE_BYTES = 12  # an element of a fragment's file: value, velocity, residual
-GROUP_BYTES = 92  # what the tape puts around a commit of one record
+GROUP_BYTES = 100  # what the tape puts around a commit of one record
 
 
 def learner_memory(config: Config, sizes: Sequence[int], rounds: int, burst: int) -> dict[str, int]:
@@ -106,14 +106,14 @@ def _commit(contributors: float, learners: int) -> bytes:
     merged = round(contributors)
     rows = tuple(Row(who, 1, 10, big, big, big, big, "merged", big) for _ in range(merged))
     seen = tuple(Seen(who, 1, big, big, 2**40, 2**40, 0.5) for _ in range(learners))
-    fact = Committed(
-        1, 10, big, "0" * 64, b"0" * 32, b"0" * 32, "rda", "nesterov", 0.3, 0.9, "int4", 24, 4, "steady",
-        "grace for nobody", learners, (0.5,) * merged, rows, seen, 0.5, 0.5, 0.5, 0.5,
-        ("int4",) * merged, (big,) * merged,
+    parts = tuple(Part("int4", big, 0.5) for _ in range(merged))
+    decision = Decision(
+        1, 10, big, b"0" * 32, "rda", "nesterov", 0.3, 0.9, 1, 0, 1.0, "int4", 24, 4, "steady",
+        "grace over", learners, rows, parts, seen, 0.5, big, 0.5, 0.5,
     )  # fmt: skip
-    return msgspec.msgpack.encode(fact)
+    return msgspec.msgpack.encode(Committed(decision, Result("0" * 64, b"0" * 32)))
 
 
 def _samples(learners: int) -> bytes:
     one = Sample("learner-00", 1, 5, 10**6, (0.5,) * 5, 10**9, 0.5, 10**9, 0.5)
-    return msgspec.msgpack.encode(Sampled((one,) * learners, 0.5, 0.5))
+    return msgspec.msgpack.encode(Sampled((one,) * learners, 0.5))

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from skerry.core.facts import Fact
 from skerry.core.state import RunState, decode_fact
 from skerry.store.store import Store
 
+Said = TypeVar("Said", covariant=True)
 
-def facts_of(store: Store) -> Iterator[Fact]:
-    """Every fact ever committed, in order, the whole chain verified; folds are left out."""
+
+class Stamped(NamedTuple, Generic[Said]):
+    """A fact, and when it was committed, in seconds of the wall clock."""
+
+    at: float
+    fact: Said
+
+
+def entries_of(store: Store) -> Iterator[Stamped[Fact | RunState]]:
+    """Everything ever committed, folds too, in order, the whole chain verified."""
     for record in store.history():
-        fact = decode_fact(record.body)
+        yield Stamped(record.at, decode_fact(record.body))
+
+
+def facts_of(store: Store) -> Iterator[Stamped[Fact]]:
+    """Every fact ever committed, in order, the whole chain verified."""
+    for at, fact in entries_of(store):
         if not isinstance(fact, RunState):
-            yield fact
+            yield Stamped(at, fact)

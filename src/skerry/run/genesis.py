@@ -70,15 +70,15 @@ def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Lay
 
 
 def create_run(
-    store: Store, config: configs.Config, layout: Layout, arrays: Mapping[str, npt.NDArray[Any]], at: float
+    store: Store, config: configs.Config, layout: Layout, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> RunCreated:
     """Begin a run with these values."""
     first = [gather(fragment, arrays) for fragment in split(layout, config.sync.num_fragments)]
-    return begin(store, config, layout, first, at)
+    return begin(store, config, layout, first)
 
 
 def begin(
-    store: Store, config: configs.Config, layout: Layout, first: Iterable[Array], at: float, algebra: Algebra = FLOAT32
+    store: Store, config: configs.Config, layout: Layout, first: Iterable[Array], algebra: Algebra = FLOAT32
 ) -> RunCreated:
     """Write version 0 of every fragment, `first` being their values, and the record that begins a tape."""
     files, digests = [], []
@@ -86,6 +86,6 @@ def begin(
         zero = theta - theta
         files.append(store.put(algebra.parts(Values(theta, zero, zero))))
         digests.append(algebra.digest(theta))
-    fact = RunCreated(config.run.name, configs.encode(config), encode_layout(layout), tuple(files), tuple(digests), at)
+    fact = RunCreated(config.run.name, configs.encode(config), encode_layout(layout), tuple(files), tuple(digests))
     store.commit([msgspec.msgpack.encode(fact)])
     return fact

@@ -17,13 +17,12 @@ import numpy as np
 
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, decode_layout, split
-from skerry.core.audit import RESTORED
-from skerry.core.facts import Committed, Restored
+from skerry.core.facts import Committed, Restored, SteppedBack
 from skerry.core.state import FragmentState, RunState
 from skerry.errors import FileDamaged, StoreError
 from skerry.node.algebra import FLOAT32, Values
 from skerry.run.facts import facts_of
-from skerry.run.replay import Different, held_of, order_of
+from skerry.run.replay import Different, held_of
 from skerry.store.store import Store
 
 log = logging.getLogger("skerry.syncer")
@@ -66,38 +65,39 @@ def explain(root: Path, damage: Sequence[Damage]) -> str:
 # ---------------------------------------------------------------------------------------------- exactly
 
 
-def remake(store: Store, state: RunState, damage: Damage, at: float) -> Restored | None:
+def remake(store: Store, state: RunState, damage: Damage) -> Restored | None:
     """The very same file, merged again from what the run recorded; None if it did not, or if that is damaged too."""
     config, old_file = configs.decode(state.created.config), damage.at.file_before
     if config.store.record != "full" or not old_file:
         return None
     try:
         fact = _commit_of(store, damage)
-        if fact is None or not fact.payloads:
+        if fact is None or not fact.result.payloads:
             return None
         old = FLOAT32.load(store.get(old_file), damage.fragment)
         held = [one for _, one in held_of(store, fact, damage.fragment)]
     except (StoreError, Different) as error:
         log.warning("%s cannot be merged again: %s", damage, error)
         return None
-    merged = FLOAT32.merge(order_of(fact), damage.fragment, old, held, fact.codec, config.merge.threads)
-    if merged.digest != damage.at.digest or store.put(FLOAT32.parts(merged.values)) != fact.file:
+    merged = FLOAT32.merge(fact.decision, damage.fragment, old, held, config.merge.threads)
+    if merged.digest != damage.at.digest or store.put(FLOAT32.parts(merged.values)) != fact.result.file:
         log.warning("%s: merging the recorded contributions again gives something else", damage)
         return None
-    source = f"version {fact.version - 1} and its recorded contributions"
-    return Restored(fact.fragment, fact.version, fact.file, fact.digest, source, at)
+    p, version = damage.fragment.index, damage.at.version
+    source = f"version {version - 1} and its recorded contributions"
+    return Restored(p, version, fact.result.file, fact.result.digest, source)
 
 
 def _commit_of(store: Store, damage: Damage) -> Committed | None:
     wanted = (damage.fragment.index, damage.at.version)
-    facts = facts_of(store)
-    return next((f for f in facts if isinstance(f, Committed) and (f.fragment, f.version) == wanted), None)
+    commits = (fact for _, fact in facts_of(store) if isinstance(fact, Committed))
+    return next((c for c in commits if (c.decision.fragment, c.decision.version) == wanted), None)
 
 
 # ---------------------------------------------------------------------------------------------- from a learner
 
 
-def take_copy(store: Store, damage: Damage, learner: str, payload: memoryview, at: float) -> Restored | None:
+def take_copy(store: Store, damage: Damage, learner: str, payload: memoryview) -> Restored | None:
     """A file around a learner's copy of the published values; None if they are not what the tape says."""
     theta, version = FLOAT32.decode(payload), damage.at.version
     if FLOAT32.digest(theta) != damage.at.digest:
@@ -113,15 +113,15 @@ def take_copy(store: Store, damage: Damage, learner: str, payload: memoryview, a
         except FileDamaged as error:
             log.warning("%s: no velocity to take over: %s", damage, error)
     file = store.put(FLOAT32.parts(Values(theta, velocity, zero)))
-    return Restored(damage.fragment.index, version, file, damage.at.digest, source, at)
+    return Restored(damage.fragment.index, version, file, damage.at.digest, source)
 
 
 # ---------------------------------------------------------------------------------------------- the version before
 
 
-def step_back(store: Store, state: RunState, damage: Damage, at: float) -> Committed:
+def step_back(store: Store, state: RunState, damage: Damage) -> SteppedBack:
     """A new version with the values of the one before the damaged: what the damaged one merged is lost."""
-    before, lost = damage.at.version - 1, damage.at.version
+    before = damage.at.version - 1
     if before < 0:
         raise FileDamaged(f"{damage}: {damage.what}; no version is before it: start with --repair, without previous")
     try:
@@ -129,29 +129,11 @@ def step_back(store: Store, state: RunState, damage: Damage, at: float) -> Commi
     except FileDamaged as error:
         again = "or start with --repair, without previous"
         raise FileDamaged(f"{damage}: version {before} is damaged too: {error}, {again}") from None
-    return Committed(
+    return SteppedBack(
         epoch=state.epoch,
         fragment=damage.fragment.index,
-        version=lost + 1,
+        version=damage.at.version + 1,
+        parent=damage.at.digest,
         file=store.put(FLOAT32.parts(values)),
         digest=FLOAT32.digest(values.theta),
-        parent=damage.at.digest,
-        rule=RESTORED,
-        outer="",
-        lr=0.0,
-        momentum=0.0,
-        codec="",
-        sync_every=damage.at.sync_every,
-        quorum=0,
-        phase=RESTORED,
-        reason=f"restored from version {before}: version {lost}'s file was damaged, what it merged is lost",
-        ready=0,
-        weights=(),
-        rows=(),
-        seen=(),
-        progress=state.progress,
-        open_s=0.0,
-        elapsed_s=state.elapsed_s,
-        at=at,
-        steps=state.steps,
     )

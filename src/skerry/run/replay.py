@@ -21,9 +21,8 @@ import numpy as np
 from skerry import config as configs
 from skerry.algo.fragments import F32, Fragment, decode_layout, scatter, split
 from skerry.algo.merge import Held
-from skerry.core.audit import RESTORED, Audit
-from skerry.core.events import Merge
-from skerry.core.facts import Committed, Fact, Restored, RunCreated
+from skerry.core.audit import Audit
+from skerry.core.facts import Committed, Decision, Fact, Restored, RunCreated, SteppedBack
 from skerry.core.ledger import MERGED
 from skerry.core.state import RunState, decode_fact
 from skerry.errors import FileDamaged, ReplayError, TapeDamaged
@@ -175,28 +174,23 @@ def _last_words(root: Path) -> list[tuple[str, dict[str, Any]]]:
 # ---------------------------------------------------------------------------------------------- the values
 
 
-def order_of(fact: Committed) -> Merge:
-    """The order that led to a commit, less the contributions, whose bytes are recorded apart."""
-    fields = {name: getattr(fact, name) for name in Merge.__struct_fields__ if name != "contributions"}
-    return Merge(contributions=(), **fields)
-
-
 def held_of(store: Store, fact: Committed, fragment: Fragment) -> list[tuple[str, Held]]:
     """The recorded contributions of a merge with their learners, in merge order."""
-    if not fact.payloads:
+    decision, file = fact.decision, fact.result.payloads
+    if not file:
         raise Different("names no file with its contributions, though this run records them")
-    data = store.get(fact.payloads, RECORD)
-    lengths = [FLOAT32.payload_bytes(codec, fragment) for codec in fact.codecs]
+    data = store.get(file, RECORD)
+    lengths = [FLOAT32.payload_bytes(part.codec, fragment) for part in decision.parts]
     if sum(lengths) != len(data):
-        raise Different(f"its contributions are {sum(lengths)} bytes, {RECORD}/{fact.payloads} has {len(data)}")
-    merged = (row for row in fact.rows if row.fate == MERGED)
+        raise Different(f"its contributions are {sum(lengths)} bytes, {RECORD}/{file} has {len(data)}")
+    merged = (row for row in decision.rows if row.fate == MERGED)
     held, start = [], 0
-    for row, codec, weight, length in zip(merged, fact.codecs, fact.weights, lengths, strict=True):
+    for row, part, length in zip(merged, decision.parts, lengths, strict=True):
         payload = memoryview(data)[start : start + length]
-        seen = FLOAT32.inspect(codec, payload, fragment)
+        seen = FLOAT32.inspect(part.codec, payload, fragment)
         if not seen.finite or seen.max_abs > ABS_MAX:
             raise Different(f"merges values of {row.learner} that are let in nowhere (largest {seen.max_abs:.3g})")
-        held.append((row.learner, FLOAT32.hold(codec, payload, weight, seen)))
+        held.append((row.learner, FLOAT32.hold(part.codec, payload, part.weight, seen)))
         start += length
     return held
 
@@ -207,9 +201,8 @@ class _Line:
     def __init__(self, values: list[Values], threads: int) -> None:
         self.values, self.before, self._threads = values, list(values), threads
 
-    def merge(self, fact: Committed, fragment: Fragment, held: list[Held]) -> Merged:
-        old = self.values[fragment.index]
-        merged = FLOAT32.merge(order_of(fact), fragment, old, held, fact.codec, self._threads)
+    def merge(self, decision: Decision, fragment: Fragment, held: list[Held]) -> Merged:
+        merged = FLOAT32.merge(decision, fragment, self.values[fragment.index], held, self._threads)
         self.put(fragment.index, merged.values)
         return merged
 
@@ -250,11 +243,10 @@ class _Walk:
             self._begin(fact)
         elif self.is_full and isinstance(fact, Restored):
             self._restore(fact)
+        elif self.is_full and isinstance(fact, SteppedBack):
+            self._step_back(fact)
         elif self.is_full and isinstance(fact, Committed):
-            if fact.rule == RESTORED:
-                self._go_back(fact)
-            else:
-                self._merge(fact)
+            self._merge(fact)
             return True
         return False
 
@@ -279,30 +271,33 @@ class _Walk:
         self._lines = [_Line(list(values), self._threads) for _ in range(2 if self._excluded else 1)]
 
     def _merge(self, fact: Committed) -> None:
-        fragment = self._fragments[fact.fragment]
+        decision, result = fact.decision, fact.result
+        fragment = self._fragments[decision.fragment]
         held = held_of(self._store, fact, fragment)
-        merged = self._lines[0].merge(fact, fragment, [one for _, one in held])
-        where = f"fragment {fact.fragment} version {fact.version}"
-        if merged.digest != fact.digest:
-            raise Different(f"{where}: digest {merged.digest.hex()} recomputed, {fact.digest.hex()} recorded")
-        if (file := _file(merged.values)) != fact.file:
-            raise Different(f"{where}: velocity or residual differ, file {file} recomputed, {fact.file} recorded")
+        merged = self._lines[0].merge(decision, fragment, [one for _, one in held])
+        where = f"fragment {decision.fragment} version {decision.version}"
+        if merged.digest != result.digest:
+            raise Different(f"{where}: digest {merged.digest.hex()} recomputed, {result.digest.hex()} recorded")
+        if (file := _file(merged.values)) != result.file:
+            raise Different(f"{where}: velocity or residual differ, file {file} recomputed, {result.file} recorded")
         if self._excluded is not None:
-            self._merge_without(self._excluded, fact, fragment, held)
+            self._merge_without(self._excluded, decision, fragment, held)
 
-    def _merge_without(self, gone: Excluded, fact: Committed, fragment: Fragment, held: list[tuple[str, Held]]) -> None:
+    def _merge_without(
+        self, gone: Excluded, decision: Decision, fragment: Fragment, held: list[tuple[str, Held]]
+    ) -> None:
         kept = [one for learner, one in held if learner != gone.learner]
         removed = len(held) - len(kept)
         gone.contributions += removed
-        self._tokens += sum(r.tokens for r in fact.rows if r.fate == MERGED and r.learner == gone.learner)
+        self._tokens += sum(r.tokens for r in decision.rows if r.fate == MERGED and r.learner == gone.learner)
         if kept:
             gone.merges_changed += removed
-            self._lines[1].merge(fact, fragment, kept)
+            self._lines[1].merge(decision, fragment, kept)
         else:
             gone.merges_skipped += 1
             self._lines[1].put(fragment.index, self._lines[1].values[fragment.index])
 
-    def _go_back(self, fact: Committed) -> None:
+    def _step_back(self, fact: SteppedBack) -> None:
         p = fact.fragment
         if _file(self._lines[0].before[p]) != fact.file:
             raise Different(f"fragment {p} version {fact.version}: is not the version before the last")

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skerry.core.facts import Committed, Row
+from skerry.core.facts import Decision, Row
 from skerry.core.ledger import MERGED
-from skerry.core.schedule import COOL, STEADY
 from skerry.run.tally import Tally, back_at, end_of
 
 
@@ -39,9 +38,10 @@ def summarise(
     steps = sum(s.step for s in t.seen.values())
     learner_count = len({s.learner for s in t.seen.values()})
     capacity, disturbed = _capacity(t, status, kills, speeds)
+    decisions = [decision for _, decision in t.merges]
     return {
-        "merges": len(t.commits),
-        "merges_alone": sum(sum(r.fate == MERGED for r in c.rows) == 1 for c in t.commits),
+        "merges": len(decisions),
+        "merges_alone": sum(len(d.parts) == 1 for d in decisions),
         "tokens_produced": _share(t.produced, per),
         "tokens_merged": _share(t.merged, per),
         "tokens_pending": _share(pending, per),
@@ -54,13 +54,13 @@ def summarise(
             "pending": pending,
             "balance": t.produced - t.merged - sum(t.discarded.values()) - pending,
         },
-        "contributors_mean": _mean([sum(r.fate == MERGED for r in c.rows) for c in t.commits]),
-        "sync_every_effective": _mean([_steps_max(c) for c in t.commits if c.phase in (STEADY, COOL)]),
+        "contributors_mean": _mean([len(d.parts) for d in decisions]),
+        "sync_every_effective": _mean([_steps_max(d) for d in decisions if d.stage in ("steady", "cool")]),
         "goodput": t.merged / per / capacity if capacity else 0.0,
         "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
-        "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.commits)), default=0.0),
+        "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.merges)), default=0.0),
         "learner_step_gap_max_s": max(gaps.values(), default=0.0),
-        "learner_restarts": len(t.lives) - len({life.learner for life in t.lives}),
+        "learner_restarts": len(t.lives) - len({life.learner for _, life in t.lives}),
         "syncer_restarts": len(t.epochs) - 1,
         "steps": steps,
         "train_s": _train_s(t),
@@ -69,7 +69,7 @@ def summarise(
         "bytes_data_parallel": round(2 * (learner_count - 1) / max(1, learner_count) * 4 * t.parameters * steps),
         "parameters": t.parameters,
         "fragments": per,
-        "versions": [sum(c.fragment == p for c in t.commits) for p in range(per)],
+        "versions": t.versions,
         "refused": dict(status["refused"]),
         "learners": {name: _learner(t, name, speeds.get(name, 1.0)) for name in sorted({k[0] for k in t.seen})},
     }
@@ -110,27 +110,28 @@ def _unpaused_s(t: Tally, start: float, end: float) -> float:
 
 
 def _learner(t: Tally, name: str, speed: float) -> dict[str, Any]:
-    rows = [(row, weight) for c in t.commits for row, weight in _weighted(c)]
+    rows = [(row, weight) for _, decision in t.merges for row, weight in _weighted(decision)]
     mine = [(row, weight) for row, weight in rows if row.learner == name]
     total = sum(weight for _, weight in rows)
     return {
         "speed": speed,
         "lives": max(life for who, life in t.seen if who == name),
         "steps": sum(s.step for s in t.seen.values() if s.learner == name),
-        "merges_share": len(mine) / len(t.commits) if t.commits else 0.0,
+        "merges_share": len(mine) / len(t.merges) if t.merges else 0.0,
         "weight_share": sum(weight for _, weight in mine) / total if total else 0.0,
         "tokens_merged": _share(sum(row.tokens for row, _ in mine), t.fragment_count),
         "step_gap_s_max": max(s.step_gap_s_max for s in t.seen.values() if s.learner == name),
     }
 
 
-def _steps_max(c: Committed) -> int:
+def _steps_max(decision: Decision) -> int:
     """Steps of the fastest contributor since its last merge of this fragment: H as it turned out."""
-    return max(row.steps for row in c.rows if row.fate == MERGED)
+    return max(row.steps for row in decision.rows if row.fate == MERGED)
 
 
-def _weighted(c: Committed) -> list[tuple[Row, float]]:
-    return list(zip([row for row in c.rows if row.fate == MERGED], c.weights, strict=True))
+def _weighted(decision: Decision) -> list[tuple[Row, float]]:
+    merged = [row for row in decision.rows if row.fate == MERGED]
+    return [(row, part.weight) for row, part in zip(merged, decision.parts, strict=True)]
 
 
 def _share(units: int, fragments: int) -> int | float:

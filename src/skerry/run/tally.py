@@ -9,6 +9,7 @@ from skerry import config as configs
 from skerry.algo.fragments import decode_layout
 from skerry.core.facts import (
     Committed,
+    Decision,
     Discarded,
     EpochStarted,
     Fact,
@@ -19,10 +20,11 @@ from skerry.core.facts import (
     Row,
     RunCreated,
     Seen,
+    SteppedBack,
     Witnessed,
 )
 from skerry.core.ledger import MERGED
-from skerry.run.facts import facts_of
+from skerry.run.facts import Stamped, facts_of
 from skerry.store.store import Store
 
 
@@ -36,47 +38,51 @@ class Tally:
     seen: dict[tuple[str, int], Seen] = field(default_factory=dict)
     merged: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
-    commits: list[Committed] = field(default_factory=list)
-    lives: list[LifeStarted] = field(default_factory=list)
-    witnessed: list[Witnessed] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # the newest of each fragment
+    merges: list[Stamped[Decision]] = field(default_factory=list)
+    lives: list[Stamped[LifeStarted]] = field(default_factory=list)
+    witnessed: list[Stamped[Witnessed]] = field(default_factory=list)
     injected: list[Injected] = field(default_factory=list)
-    epochs: list[EpochStarted] = field(default_factory=list)
+    epochs: list[Stamped[EpochStarted]] = field(default_factory=list)
     paused_at: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
     training_at: float | None = None
     closing_at: float | None = None
 
-    def take(self, fact: Fact) -> None:
+    def take(self, at: float, fact: Fact) -> None:
         match fact:
             case RunCreated():
                 self.config = configs.decode(fact.config)
-                self.fragment_count = len(fact.files)
+                self.fragment_count, self.versions = len(fact.files), [0] * len(fact.files)
                 self.parameters = decode_layout(fact.layout).param_count
             case EpochStarted():
-                self.epochs.append(fact)
+                self.epochs.append(Stamped(at, fact))
                 if self.paused_at is not None:
-                    self.pauses.append((self.paused_at, fact.at))
+                    self.pauses.append((self.paused_at, at))
                     self.paused_at = None
             case Paused():
-                self.paused_at = fact.at
+                self.paused_at = at
                 self._book((), fact.seen)
             case LifeStarted():
-                self.lives.append(fact)
+                self.lives.append(Stamped(at, fact))
             case Witnessed():
-                self.witnessed.append(fact)
+                self.witnessed.append(Stamped(at, fact))
             case Injected():
                 self.injected.append(fact)
             case Committed():
-                self.commits.append(fact)
-                self._book(fact.rows, fact.seen)
+                self.merges.append(Stamped(at, fact.decision))
+                self.versions[fact.decision.fragment] = fact.decision.version
+                self._book(fact.decision.rows, fact.decision.seen)
+            case SteppedBack():
+                self.versions[fact.fragment] = fact.version
             case Discarded():
                 self._book(fact.rows, fact.seen)
             case PhaseChanged():
                 self._book((), fact.seen)
                 if fact.phase == "training":
-                    self.training_at = self.training_at or fact.at
+                    self.training_at = self.training_at or at
                 elif fact.phase == "closing":
-                    self.closing_at = fact.at
+                    self.closing_at = at
 
     def _book(self, rows: Iterable[Row], seen: Iterable[Seen]) -> None:
         for row in rows:
@@ -97,17 +103,17 @@ class Tally:
 def tally(store: Store) -> Tally:
     """Read the whole tape, its chain verified."""
     result = Tally()
-    for fact in facts_of(store):
-        result.take(fact)
+    for at, fact in facts_of(store):
+        result.take(at, fact)
     return result
 
 
 def end_of(t: Tally) -> float:
     """When the budget was spent, or as far as the run got."""
-    return t.closing_at or (t.commits[-1].at if t.commits else t.training_at or 0.0)
+    return t.closing_at or (t.merges[-1].at if t.merges else t.training_at or 0.0)
 
 
 def back_at(t: Tally, name: str, killed_at: float) -> float:
     """When the learner's next process said hello, or the end: what it takes after that counts as ours."""
-    back = min((life.at for life in t.lives if life.learner == name and life.at > killed_at), default=end_of(t))
+    back = min((at for at, life in t.lives if life.learner == name and at > killed_at), default=end_of(t))
     return min(back, end_of(t))

@@ -16,7 +16,7 @@ import msgspec
 
 from skerry import config as configs
 from skerry.algo.fragments import decode_layout
-from skerry.core.facts import Committed, Restored
+from skerry.core.facts import Restored, SteppedBack
 from skerry.core.messages import Answer, Ask, Hello, Lend, Lent, Message
 from skerry.core.state import RunState, state_of
 from skerry.errors import ProtocolError
@@ -44,23 +44,29 @@ def make_whole(store: Store, listen: Listen, previous: bool, keep_going: Callabl
     log.info("repair: %s", "; ".join(f"{d}: {d.what}" for d in damage) or "no fragment is damaged")
     left = [d for d in damage if not _remade(store, state, d)]
     if left and previous:  # all or none: a fragment does not lose work for a run that cannot go on anyway
-        _commit(store, [repair.step_back(store, state, d, time.time()) for d in left])
+        _commit(store, [repair.step_back(store, state, d) for d in left])
         return True
     return not left or Lenders(store, state, left, listen).wait(keep_going)
 
 
 def _remade(store: Store, state: RunState, damage: Damage) -> bool:
-    fact = repair.remake(store, state, damage, time.time())
+    fact = repair.remake(store, state, damage)
     if fact is not None:
         _commit(store, [fact])
     return fact is not None
 
 
-def _commit(store: Store, facts: Sequence[Committed | Restored]) -> None:
+def _commit(store: Store, facts: Sequence[Restored | SteppedBack]) -> None:
     store.commit([msgspec.msgpack.encode(fact) for fact in facts])
     for fact in facts:
-        how = fact.reason if isinstance(fact, Committed) else f"restored from {fact.source}"
-        log.warning("fragment %d version %d: %s", fact.fragment, fact.version, how)
+        log.warning("fragment %d version %d: %s", fact.fragment, fact.version, _how(fact))
+
+
+def _how(fact: Restored | SteppedBack) -> str:
+    if isinstance(fact, Restored):
+        return f"restored from {fact.source}"
+    before, lost = fact.version - 2, fact.version - 1
+    return f"restored from version {before}: version {lost}'s file was damaged, what it merged is lost"
 
 
 class Lenders:
@@ -128,7 +134,7 @@ class Lenders:
         damage, learner = self.missing.get(lent.fragment), self.learners.get(peer)
         if damage is None or learner is None:
             return  # another was faster, or it is nobody who was asked
-        fact = repair.take_copy(self.store, damage, learner, payload, time.time())
+        fact = repair.take_copy(self.store, damage, learner, payload)
         if fact is None:
             self.refused += 1
             log.warning("repair: refused the copy of %s from %s: its digest is not the tape's", damage, learner)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.core.events import Interrupted, Ticked
+from skerry.core.vocabulary import Ending
 from skerry.node import telemetry
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
@@ -34,7 +35,7 @@ class SyncerShell:
         self.inbox: queue.Queue[WireEvent] = queue.Queue(INBOX_MAX)
         self.root = store.root
         self.learners = Learners()
-        self.node = self.learners.node = SyncerNode(store, self.learners, time.time, time.monotonic())
+        self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic())
         wire = self.node.config.wire
         self.server = self.learners.endpoint = Server(
             host,
@@ -46,7 +47,7 @@ class SyncerShell:
             timeout_s=wire.timeout_s,
         )
 
-    def run(self, keep_going: Callable[[], bool]) -> str:
+    def run(self, keep_going: Callable[[], bool]) -> Ending:
         """Serve until the run is closed or `keep_going` says no; the reason it ended."""
         status_at = 0.0
         while not self.node.finished:
@@ -59,6 +60,7 @@ class SyncerShell:
                 status_at = time.monotonic()
                 self.write_status()
         self._farewell()
+        assert self.node.finished is not None
         return self.node.finished
 
     def _turn(self) -> None:

@@ -5,7 +5,7 @@
 Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files put
 before it are durable; the first error while writing stops the store for good, because after a failed fsync
 nobody knows what is on the disk, and asking again proves nothing. One thread. The store does not know what
-records say, so it is told which files to keep.
+records say, so it is told which files to keep. It stamps each commit with the time of the clock it was handed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -35,9 +36,10 @@ log = logging.getLogger("skerry.store")
 
 
 class Store:
-    def __init__(self, root: Path, files: FileSystem, *, readonly: bool) -> None:
+    def __init__(self, root: Path, files: FileSystem, *, readonly: bool, clock: Callable[[], float]) -> None:
         self.root = root
         self._files = files
+        self._clock = clock
         self._readonly = readonly
         self._stopped = ""  # why, once it has
         self._uncommitted: set[str] = set()  # put since the last commit
@@ -51,7 +53,14 @@ class Store:
         return f"Store({str(self.root)!r}, {self.tape}, {state})"
 
     @classmethod
-    def open(cls, root: Path, *, readonly: bool = False, files: FileSystem | None = None) -> Self:
+    def open(
+        cls,
+        root: Path,
+        *,
+        readonly: bool = False,
+        files: FileSystem | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Self:
         """Recover what is there; `records` is the last fold, if any, and everything since.
 
         A writer makes the directories and holds the lock until `close`. A reader changes nothing and may open
@@ -63,7 +72,7 @@ class Store:
             try:
                 if not readonly:
                     _prepare(files)
-                return cls(root, files, readonly=readonly)
+                return cls(root, files, readonly=readonly, clock=clock)
             except BaseException:
                 files.close()
                 raise
@@ -107,7 +116,7 @@ class Store:
         """Append the records, all or none; on return they and every file put so far are durable."""
         with self._writing("commit"):
             self._sync_names()
-            self.tape.append(records)
+            self.tape.append(records, self._clock())
             self._durable |= self._uncommitted
             self._uncommitted.clear()
 
@@ -131,7 +140,7 @@ class Store:
         """Begin a new segment with `fold`, the state of everything committed."""
         with self._writing("rotate"):
             self._sync_names()
-            self.tape.rotate(fold)
+            self.tape.rotate(fold, self._clock())
 
     def collect(self, keep: Collection[str]) -> int:
         """Remove files not in `keep` and leftovers of crashed puts, sparing what awaits its commit."""

@@ -5,8 +5,10 @@ group is there whole or not at all. Every segment but the first begins with a gr
 the state of everything before it, so opening reads only the last segment. Earlier segments stay, for replay.
 
     segment   magic 8 | version u16 | 0 u16 | number u32 | previous hash 32 | group ...
-    group     magic 4 | segment u32 | offset u64 | records u32 | payload bytes u32 | previous hash 32
+    group     magic 4 | segment u32 | offset u64 | at f64 | records u32 | payload bytes u32 | previous hash 32
               | payload: (length u32 | body) ... | sha256 of all of the group before it 32
+
+`at` is when it was committed, in seconds of the wall clock: a stamp, by which nothing is ordered.
 
 Torn tail or damage? A group is written only after everything before it was fsynced. So behind a bad group:
 - no intact group follows: it is the tail, torn by a crash and never acknowledged (or the very last group has
@@ -35,14 +37,15 @@ from skerry.errors import TapeDamaged, TapeUnknown
 
 from .files import FileSystem
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+WRITTEN_BY = {1: "0.1", FORMAT_VERSION: "0.2"}  # format -> the version of Skerry that writes and reads it
 GROUP_BYTES_MAX = 64 << 20  # payload of one commit
 CUTS_MAX = 16  # kept beside a tape: a full disk and an eager service manager may make one a second
 
 _SEGMENT_MAGIC = b"SKRYTAPE"
 _SEGMENT = struct.Struct("<8sHHI32s")
 _GROUP_MAGIC = b"\xf5GRP"
-_GROUP = struct.Struct("<4sIQII32s")
+_GROUP = struct.Struct("<4sIQdII32s")
 _LENGTH = struct.Struct("<I")
 _HASH_BYTES = 32
 _NO_HASH = bytes(_HASH_BYTES)  # what the first segment continues
@@ -52,6 +55,7 @@ class Record(NamedTuple):
     segment: int
     number: int  # within the segment, from 0
     offset: int  # of its length field, within the segment
+    at: float  # when it was committed
     is_fold: bool
     body: bytes
 
@@ -93,17 +97,17 @@ class Tape:
                 files.remove(f"tape/{leftover}")
         return cls(files, last, cut if cut.data else None), [record.body for record in last.records]
 
-    def append(self, bodies: Sequence[bytes]) -> None:
+    def append(self, bodies: Sequence[bytes], at: float) -> None:
         """One group: durable on return; after a crash before that, all of it is there or nothing."""
-        group = _group(self.number, self.size, self.head, bodies)
+        group = _group(self.number, self.size, at, self.head, bodies)
         self._files.append(_name(self.number), group)
         self._files.sync(_name(self.number))
         self.size, self.head = self.size + len(group), group[-_HASH_BYTES:]
 
-    def rotate(self, fold: bytes) -> None:
+    def rotate(self, fold: bytes, at: float) -> None:
         """Go on in a new segment that begins with the folded state; it appears whole or not at all."""
         header = _header(self.number + 1, self.head)
-        group = _group(self.number + 1, len(header), self.head, [fold])
+        group = _group(self.number + 1, len(header), at, self.head, [fold])
         _place(self._files, _name(self.number + 1), header + group)
         self.number, self.size, self.head = self.number + 1, len(header + group), group[-_HASH_BYTES:]
 
@@ -197,7 +201,7 @@ def _parse(data: bytes, number: int) -> _Segment:
         end = _SEGMENT.size
         while (group := _group_at(data, number, end)) and group.previous == segment.head:
             segment.records += [
-                Record(number, count, offset, number > 1 and count == 0, body)
+                Record(number, count, offset, group.at, number > 1 and count == 0, body)
                 for count, (offset, body) in enumerate(group.bodies, start=len(segment.records))
             ]
             segment.head, end = group.hash, group.end
@@ -208,6 +212,7 @@ def _parse(data: bytes, number: int) -> _Segment:
 
 
 class _Group(NamedTuple):
+    at: float
     previous: bytes
     bodies: list[tuple[int, bytes]]  # (offset, body)
     hash: bytes
@@ -218,7 +223,7 @@ def _group_at(data: bytes, number: int, start: int) -> _Group | None:
     """The group that begins at `start`, if all of it is there and its hash is right."""
     if start + _GROUP.size > len(data):
         return None
-    magic, segment, offset, count, payload_bytes, previous = _GROUP.unpack_from(data, start)
+    magic, segment, offset, at, count, payload_bytes, previous = _GROUP.unpack_from(data, start)
     end = start + _GROUP.size + payload_bytes
     if (magic, segment, offset) != (_GROUP_MAGIC, number, start) or payload_bytes > GROUP_BYTES_MAX:
         return None
@@ -228,7 +233,7 @@ def _group_at(data: bytes, number: int, start: int) -> _Group | None:
     if hash != data[end : end + _HASH_BYTES]:
         return None
     bodies = _bodies(data, start + _GROUP.size, end)
-    return _Group(previous, bodies, hash, end + _HASH_BYTES) if 0 < len(bodies) == count else None
+    return _Group(at, previous, bodies, hash, end + _HASH_BYTES) if 0 < len(bodies) == count else None
 
 
 def _bodies(data: bytes, start: int, end: int) -> list[tuple[int, bytes]]:
@@ -252,11 +257,11 @@ def _intact_group_after(data: bytes, number: int, start: int) -> int | None:
     return None
 
 
-def _group(number: int, offset: int, previous: bytes, bodies: Sequence[bytes]) -> bytes:
+def _group(number: int, offset: int, at: float, previous: bytes, bodies: Sequence[bytes]) -> bytes:
     payload_bytes = sum(_LENGTH.size + len(body) for body in bodies)
     assert bodies, "a group holds at least one record"
     assert payload_bytes <= GROUP_BYTES_MAX, f"a commit of {payload_bytes} bytes, at most {GROUP_BYTES_MAX}"
-    parts = [_GROUP.pack(_GROUP_MAGIC, number, offset, len(bodies), payload_bytes, previous)]
+    parts = [_GROUP.pack(_GROUP_MAGIC, number, offset, at, len(bodies), payload_bytes, previous)]
     for body in bodies:
         parts += [_LENGTH.pack(len(body)), body]
     group = b"".join(parts)
@@ -275,12 +280,19 @@ def _read_header(data: bytes, number: int) -> bytes | None:
     if len(data) < _SEGMENT.size or not data.startswith(_SEGMENT_MAGIC):
         return None
     _, version, _, _, previous = _SEGMENT.unpack_from(data)
-    if version > FORMAT_VERSION:
-        raise TapeUnknown(
-            f"{_name(number)} has format {version}, this build reads up to {FORMAT_VERSION}: use a later one"
-        )
+    if 0 < version != FORMAT_VERSION:  # zeros are a torn header
+        raise TapeUnknown(f"{_name(number)} {_who_reads(version)}")
     is_right = data[: _SEGMENT.size] == _header(number, previous) and (number > 1 or previous == _NO_HASH)
     return previous if is_right else None
+
+
+def _who_reads(version: int) -> str:
+    """What to do with a tape of another format."""
+    ours = f"Skerry {WRITTEN_BY[FORMAT_VERSION]} reads format {FORMAT_VERSION}"
+    if version not in WRITTEN_BY:
+        return f"has format {version}; {ours}: use a later version"
+    theirs = f"Skerry {WRITTEN_BY[version]}"
+    return f"was written by {theirs} (format {version}); {ours}: export or finish this run with {theirs}"
 
 
 def _name(number: int) -> str:

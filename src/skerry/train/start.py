@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,5 +24,5 @@ def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn
     with Store.open(run_dir) as store:
         genesis = run_dir / GENESIS
         save_genesis(model, genesis)
-        create_run(store, config, *read_genesis(genesis), time.time())
+        create_run(store, config, *read_genesis(genesis))
     write_json(run_dir / LOCAL, Local(speeds))

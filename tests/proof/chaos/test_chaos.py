@@ -15,10 +15,13 @@ from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.audit import Audit
 from skerry.core.facts import (
     Committed,
+    Decision,
     EpochStarted,
     Injected,
     LifeStarted,
+    Part,
     PhaseChanged,
+    Result,
     Row,
     RunCreated,
     Seen,
@@ -28,7 +31,8 @@ from skerry.proof.chaos import report
 from skerry.proof.chaos.plan import Fault
 from skerry.proof.chaos.proxy import CLEAR, Lane, Weather
 from skerry.proof.chaos.supervisor import weather_of
-from skerry.run.tally import Tally
+from skerry.run.tally import Tally, tally
+from skerry.store.store import Store
 
 PLAN = """
 name = "test"
@@ -135,10 +139,11 @@ def test_the_tape_carries_the_faults_after_the_end(result, facts):
 
 
 @pytest.mark.chaos
-def test_everybody_is_merged_again_after_every_fault_without_a_hand(facts):
+def test_everybody_is_merged_again_after_every_fault_without_a_hand(result, facts):
     last = max(fact.until for fact in facts if isinstance(fact, Injected))
-    after = [fact for fact in facts if isinstance(fact, Committed) and fact.at > last]
-    assert {row.learner for fact in after for row in fact.rows} == {"learner-0", "learner-1", "learner-2"}
+    with Store.open(Path(result["run_dir"]), readonly=True) as store:
+        after = [decision for at, decision in tally(store).merges if at > last]
+    assert {row.learner for decision in after for row in decision.rows} == {"learner-0", "learner-1", "learner-2"}
 
 
 @pytest.mark.chaos
@@ -179,39 +184,40 @@ def by_hand():
             start = settled[name, life]
             settled[name, life] += count
             rows.append(Row(name, life, 0, start // 10, start, (start + count) // 10, start + count, "merged", at))
-        return Committed(
-            epoch, 0, 1, "", b"", b"", "rda", "sgd", 1.0, 0.0, "int4", 4, 1, "steady", "", len(rows),
-            (1.0,) * len(rows), tuple(rows), (), 0.5, 1.0, 0.0, at,
+        decision = Decision(
+            epoch, 0, 1, b"", "rda", "sgd", 1.0, 0.0, 1, 0, 1.0, "int4", 4, 1, "steady", "all in", len(rows),
+            tuple(rows), (Part("int4", 0, 1.0),) * len(rows), (), 0.5, 0, 1.0, 0.0,
         )  # fmt: skip
+        return at, Committed(decision, Result("", b""))
 
     facts = [
-        RunCreated("hand", configs.encode(config), layout, ("f",), (b"d",), 90.0),
-        EpochStarted(1, 91.0),
-        LifeStarted(A, 1, "pa", 0, 0.0, 95.0),
-        LifeStarted(B, 1, "pb", 1, 0.0, 95.0),
-        PhaseChanged("training", (), (), 0.0, 100.0),
-        Witnessed(A, 1, "stepping", 0.0, 100.0),
-        Witnessed(B, 1, "stepping", 0.0, 100.0),
+        (90.0, RunCreated("hand", configs.encode(config), layout, ("f",), (b"d",))),
+        (91.0, EpochStarted(1)),
+        (95.0, LifeStarted(A, 1, "pa", 0, 0.0)),
+        (95.0, LifeStarted(B, 1, "pb", 1, 0.0)),
+        (100.0, PhaseChanged("training", (), (), 0.0)),
+        (100.0, Witnessed(A, 1, "stepping", 0.0)),
+        (100.0, Witnessed(B, 1, "stepping", 0.0)),
         commit(110.0, 1, a=100, b=100),
-        Witnessed(B, 1, "lost", 0.0, 120.5),
+        (120.5, Witnessed(B, 1, "lost", 0.0)),
         commit(122.0, 1, a=120),
-        LifeStarted(B, 2, "pb2", 1, 0.0, 126.0),
-        Witnessed(B, 2, "stepping", 0.0, 127.0),
+        (126.0, LifeStarted(B, 2, "pb2", 1, 0.0)),
+        (127.0, Witnessed(B, 2, "stepping", 0.0)),
         commit(155.0, 1, b2=280),
         commit(170.0, 1, b2=150),
-        EpochStarted(2, 192.0),
+        (192.0, EpochStarted(2)),
         commit(193.5, 2, a=500, b2=271),
-        PhaseChanged("closing", (), (seen(A, 1, 720), seen(B, 1, 100), seen(B, 2, 701)), 100.0, 200.0),
-        PhaseChanged("closed", (), (), 100.0, 201.0),
-        Injected("kill", B, "", 120.0, 124.0),
-        Injected("stop", A, "", 150.0, 160.0),
-        Injected("slow", A, "speed 0.25", 165.0, 185.0),
-        Injected("kill", "syncer", "", 190.0, 191.0),
+        (200.0, PhaseChanged("closing", (), (seen(A, 1, 720), seen(B, 1, 100), seen(B, 2, 701)), 100.0)),
+        (201.0, PhaseChanged("closed", (), (), 100.0)),
+        (210.0, Injected("kill", B, "", 120.0, 124.0)),
+        (210.0, Injected("stop", A, "", 150.0, 160.0)),
+        (210.0, Injected("slow", A, "speed 0.25", 165.0, 185.0)),
+        (210.0, Injected("kill", "syncer", "", 190.0, 191.0)),
     ]
-    tally = Tally()
-    for fact in facts:
-        tally.take(fact)
-    return tally
+    told = Tally()
+    for at, fact in facts:
+        told.take(at, fact)
+    return told
 
 
 def seen(name, life, tokens, gap_s=1.0):

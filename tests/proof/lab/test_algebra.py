@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from skerry.algo import codecs, outer  # noqa: E402
 from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, layout_of, split  # noqa: E402
 from skerry.algo.merge import RULES  # noqa: E402
-from skerry.core.events import Merge  # noqa: E402
+from skerry.core.facts import Decision  # noqa: E402
 from skerry.node.algebra import FLOAT32, Values  # noqa: E402
 from skerry.proof.lab.algebra import Device  # noqa: E402
 
@@ -103,31 +103,19 @@ def test_what_is_not_finite_stays_visible(codec, poison, device):
     assert not torch.isfinite(decoded[700])
 
 
-def order_of(
-    rule: str, outer_rule: str, version: int = 6, delay: int = 1, restart: int = 0, gain: float = 1.0
-) -> Merge:
-    return Merge(
-        fragment=0,
-        version=version,
-        contributions=(),
-        rule=rule,
-        outer=outer_rule,
-        lr=0.7,
-        momentum=0.9,
-        sync_every=1,
-        quorum=1,
-        phase="running",
-        reason="",
-        ready=1,
-        rows=(),
-        seen=(),
-        progress=0,
-        open_s=0.0,
-        elapsed_s=0.0,
-        delay=delay,
-        restart=restart,
-        gain=gain,
-    )
+def decided(
+    rule: str,
+    outer_rule: str,
+    version: int = 6,
+    delay: int = 1,
+    restart: int = 0,
+    gain: float = 1.0,
+    codec: str = "fp32",
+) -> Decision:
+    return Decision(
+        1, 0, version, b"", rule, outer_rule, 0.7, 0.9, delay, restart, gain, codec, 1, 1, "steady", "all in", 1,
+        (), (), (), 0.0, 0, 0.0, 0.0,
+    )  # fmt: skip
 
 
 def assert_close(ours: "torch.Tensor", theirs: np.ndarray) -> None:
@@ -145,7 +133,7 @@ def contributions(count: int) -> list[tuple[np.ndarray, float]]:
     return [(drift, 1.0 + i // 2 / 3) for i, drift in enumerate(drifts)]
 
 
-def merged_by_both(order: Merge, old: list[np.ndarray], drifts: list[tuple[np.ndarray, float]], device: str):
+def merged_by_both(decision: Decision, old: list[np.ndarray], drifts: list[tuple[np.ndarray, float]], device: str):
     lab = Device(device)
     held, theirs = [], []
     for drift, weight in drifts:
@@ -153,8 +141,8 @@ def merged_by_both(order: Merge, old: list[np.ndarray], drifts: list[tuple[np.nd
         held.append(lab.hold("fp32", payload, weight, lab.inspect("fp32", payload, FRAGMENT)))
         raw, _ = FLOAT32.encode("fp32", drift)
         theirs.append(FLOAT32.hold("fp32", raw, weight, FLOAT32.inspect("fp32", raw, FRAGMENT)))
-    ours = lab.merge(order, FRAGMENT, Values(*(put(array, device) for array in old)), held, "fp32", 1)
-    return ours, FLOAT32.merge(order, FRAGMENT, Values(*old), theirs, "fp32", 1)
+    ours = lab.merge(decision, FRAGMENT, Values(*(put(array, device) for array in old)), held, 1)
+    return ours, FLOAT32.merge(decision, FRAGMENT, Values(*old), theirs, 1)
 
 
 @on_every_device
@@ -163,7 +151,7 @@ def merged_by_both(order: Merge, old: list[np.ndarray], drifts: list[tuple[np.nd
 @pytest.mark.parametrize("rule", RULES)
 def test_a_merge_is_the_products(rule, outer_rule, count, device):
     old = [gaussian(10), gaussian(11, 0.1), gaussian(12, 1e-3)]
-    ours, theirs = merged_by_both(order_of(rule, outer_rule), old, contributions(count), device)
+    ours, theirs = merged_by_both(decided(rule, outer_rule), old, contributions(count), device)
     for our, their in zip(ours.values[:2], theirs.values[:2], strict=True):
         assert_close(our, their)
         padding = np.setdiff1d(
@@ -178,8 +166,8 @@ def test_a_merge_is_the_products(rule, outer_rule, count, device):
 @pytest.mark.parametrize("version, delay, restart", [(6, 3, 0), (7, 3, 0), (6, 4, 3), (6, 3, 3), (6, 3, 4)])
 def test_outer_steps_keep_the_same_calendar(outer_rule, version, delay, restart, device):
     old = [gaussian(10), gaussian(11, 0.1), gaussian(12, 1e-3)]
-    order = order_of("mean", outer_rule, version, delay, restart)
-    ours, theirs = merged_by_both(order, old, contributions(2), device)
+    decision = decided("mean", outer_rule, version, delay, restart)
+    ours, theirs = merged_by_both(decision, old, contributions(2), device)
     assert_close(ours.values.theta, theirs.values.theta)
     assert_close(ours.values.velocity, theirs.values.velocity)
 
@@ -190,7 +178,7 @@ def test_a_gain_shortens_the_merged_delta_and_not_the_momentum(rule, device):
     zero = np.zeros(FRAGMENT.size, np.float32)
     velocity = gaussian(11, 0.1)
     (ours, theirs), (_, whole) = (
-        merged_by_both(order_of(rule, "nesterov", gain=gain), [zero, velocity, zero], contributions(5), device)
+        merged_by_both(decided(rule, "nesterov", gain=gain), [zero, velocity, zero], contributions(5), device)
         for gain in (0.5, 1.0)
     )
     assert_close(ours.values.theta, theirs.values.theta)
@@ -218,7 +206,7 @@ def test_a_learner_adopts_the_very_tensor_that_was_published(codec, device):
     assert old is genesis
     payload, _ = lab.encode(codec, put(gaussian(1), device))
     held = lab.hold(codec, payload, 1.0, lab.inspect(codec, payload, FRAGMENT))
-    merged = lab.merge(order_of("rda", "nesterov"), FRAGMENT, old, [held], codec, 1)
+    merged = lab.merge(decided("rda", "nesterov", codec=codec), FRAGMENT, old, [held], 1)
     adopted = lab.adopt(codec, merged.payload, old.theta)
     assert adopted is merged.values.theta and lab.digest(adopted) == merged.digest
     assert len(merged.payload) == lab.payload_bytes(codec, FRAGMENT) == codecs.payload_bytes(codec, FRAGMENT.size)
@@ -234,12 +222,14 @@ def test_nothing_waits_for_the_device(codec):
     lab = Device("cuda")
     old = Values(*(put(gaussian(i), "cuda") for i in range(3)))
     drifts = [put(gaussian(i), "cuda") for i in range(3)]
-    lab.merge(order_of("rda", "nesterov"), FRAGMENT, old, hold_all(lab, codec, drifts), codec, 1)  # first use copies
+    lab.merge(
+        decided("rda", "nesterov", codec=codec), FRAGMENT, old, hold_all(lab, codec, drifts), 1
+    )  # first use copies
     torch.cuda.set_sync_debug_mode("error")
     try:
         for rule in RULES:
             for outer_rule in outer.OUTER_RULES:
-                lab.merge(order_of(rule, outer_rule), FRAGMENT, old, hold_all(lab, codec, drifts), codec, 1)
+                lab.merge(decided(rule, outer_rule, codec=codec), FRAGMENT, old, hold_all(lab, codec, drifts), 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

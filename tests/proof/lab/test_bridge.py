@@ -57,7 +57,7 @@ class Real:
         self.summary = json.loads(done.stdout)
         facts = facts_of(Path(self.summary["run_dir"]))
         self.created = next(fact for fact in facts if isinstance(fact, RunCreated))
-        self.commits = [fact for fact in facts if isinstance(fact, Committed)]
+        self.decisions = [fact.decision for fact in facts if isinstance(fact, Committed)]
         lives = [fact for fact in facts if isinstance(fact, LifeStarted)]
         self.joined = [life.learner for life in sorted(lives, key=lambda life: life.index)]
 
@@ -86,7 +86,9 @@ class Real:
         """Of all that was merged; the summary's bytes have frames and reports in them."""
         layout = decode_layout(self.created.layout)
         fragments = split(layout, len(self.created.files))
-        return sum(codecs.payload_bytes(codec, fragments[c.fragment].size) for c in self.commits for codec in c.codecs)
+        return sum(
+            codecs.payload_bytes(part.codec, fragments[d.fragment].size) for d in self.decisions for part in d.parts
+        )
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ class Lived:
         self.world = lived(WEATHERS[weather], folder)
         self.state = self.world.syncer.machine.state
         self.facts: list[Fact] = facts_of(folder / "run")
-        self.commits = [fact for fact in self.facts if isinstance(fact, Committed)]
+        self.decisions = [fact.decision for fact in self.facts if isinstance(fact, Committed)]
 
     def payload_bytes(self, codec: str, fragment: int) -> int:
         return codecs.payload_bytes(codec, self.world.fragments[fragment].size)
@@ -137,20 +137,21 @@ def test_the_tape_passes_the_products_own_audit(done: Lived) -> None:
 def test_the_bytes_are_what_the_codecs_weigh(done: Lived) -> None:
     """Up, all that was merged; what a dead learner had on its way comes on top."""
     world = done.world
-    merged = sum(done.payload_bytes(codec, c.fragment) for c in done.commits for codec in c.codecs)
+    merged = sum(done.payload_bytes(part.codec, d.fragment) for d in done.decisions for part in d.parts)
     if done.weather == "unequal speeds and deaths":
         assert merged <= world.payload_bytes["up"] < 1.2 * merged
     else:
         assert merged == world.payload_bytes["up"]
     wire, last = world.config.wire, {"fp32"}
-    assert {codec for c in done.commits if c.phase != "closing" for codec in c.codecs} == {wire.codec_up}
-    assert last <= {codec for c in done.commits if c.phase == "closing" for codec in c.codecs} <= last | {wire.codec_up}
+    trained, closed = ({part.codec for d in done.decisions if d.is_closing == is_closing for part in d.parts}
+                       for is_closing in (False, True))  # fmt: skip
+    assert trained == {wire.codec_up} and last <= closed <= last | {wire.codec_up}
 
 
 def test_every_learner_is_told_every_version_once(tmp_path: Path) -> None:
     done = Lived("equal speeds", tmp_path)
     genesis = sum(done.payload_bytes("fp32", fragment.index) for fragment in done.world.fragments)
-    versions = sum(done.payload_bytes(c.codec, c.fragment) for c in done.commits)
+    versions = sum(done.payload_bytes(d.codec, d.fragment) for d in done.decisions)
     assert done.world.payload_bytes["down"] == LEARNERS * (genesis + versions)
 
 
@@ -203,9 +204,9 @@ def test_a_learner_of_a_quarter_of_the_speed_takes_a_quarter_of_the_steps_and_pa
     world = lived(job_of(speeds=(1, 1, 0.25)), tmp_path)
     fast, also_fast, slow = steps_by_learner(world)
     assert abs(fast - also_fast) <= 1 and abs(slow - fast / 4) <= 1
-    commits = [fact for fact in facts_of(tmp_path / "run") if isinstance(fact, Committed)]
-    present = [commit for commit in commits if any(row.learner == world.islands[2].name for row in commit.rows)]
-    assert len(present) > len(commits) / 2
+    decisions = [fact.decision for fact in facts_of(tmp_path / "run") if isinstance(fact, Committed)]
+    present = [one for one in decisions if any(row.learner == world.islands[2].name for row in one.rows)]
+    assert len(present) > len(decisions) / 2
 
 
 def test_one_that_is_away_comes_for_the_middle_half(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from skerry.core.events import MergeDone, Publish, Record
 from skerry.core.learner import LearnerMachine
 from skerry.core.ledger import Settled
 from skerry.core.membership import Member
-from skerry.core.quorum import Decision
+from skerry.core.quorum import Verdict
 from skerry.core.state import RunState, state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.node import syncer as syncer_node
@@ -242,7 +242,7 @@ def tell_only_this_round(plant):
     """A publication names what its own round merged: the seq of a learner two versions behind is forgotten."""
 
     def step(self, event, now, step=SyncerMachine.step):
-        rows = event.fact.rows if isinstance(event, MergeDone) else ()
+        rows = event.fact.decision.rows if isinstance(event, MergeDone) else ()
         mine = {(row.learner, row.fragment) for row in rows}
         return [
             a if not isinstance(a, Publish) or (a.learner, a.fragment) in mine else replace(a, settled_seq=0)
@@ -278,10 +278,11 @@ def publish_first(plant):
 
     def _merge(self, action, merge=SyncerNode._merge):
         fact = merge(self, action)
-        whole = Delta("fp32", self.algebra.whole(self.values[fact.fragment].theta), fact.digest)
+        p, version = fact.decision.fragment, fact.decision.version
+        whole = Delta("fp32", self.algebra.whole(self.values[p].theta), fact.result.digest)
         for member in self.machine.members.values():
-            publish = Publish(member.learner, member.life, fact.fragment, -1, fact.version, 0, 0, 0.0)
-            self._send_version(publish, fact.version, -1, whole)
+            publish = Publish(member.learner, member.life, p, -1, version, 0, 0, 0.0)
+            self._send_version(publish, version, -1, whole)
         return fact
 
     plant(SyncerNode, "_merge", _merge)
@@ -331,7 +332,7 @@ def bury_the_held(plant):
 
 
 def ignore_quorum(plant):
-    plant(syncer_core, "decide", lambda held, *_: Decision(held > 0, "someone is in"))
+    plant(syncer_core, "decide", lambda held, *_: Verdict("all in" if held else None))
 
 
 def ask_once(plant):

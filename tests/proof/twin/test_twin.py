@@ -11,12 +11,12 @@ import pytest
 from e2e.processes import skerry
 from skerry import config as configs
 from skerry.algo.fragments import Tensor, layout_of, split
-from skerry.core.facts import Injected
+from skerry.core.facts import EpochStarted, Injected, PhaseChanged, Sampled
 from skerry.core.messages import FULL
-from skerry.core.state import RunState, decode_fact
 from skerry.errors import MeasurementError
-from skerry.proof.twin import measurements, twin
+from skerry.proof.twin import twin
 from skerry.proof.twin.measurements import Life, Measurements, Window, measurements_of, numbers
+from skerry.run.facts import Stamped, facts_of
 from skerry.run.tally import Tally
 
 LAYOUT = layout_of([Tensor(f"w{p}", (4096,)) for p in range(4)])
@@ -39,7 +39,7 @@ def made_up(faults=(), away=(), lives=None, s_per_byte=0.0, codec="int4"):
         wire=configs.Wire(codec_up=codec, codec_down=codec),
     )
     tally = Tally(training_at=0.0, closing_at=60.0)
-    tally.epochs.append(type("Epoch", (), {"at": 0.0})())
+    tally.epochs.append(Stamped(0.0, EpochStarted(1)))
     return Measurements(
         config, split(LAYOUT, 4), tally,
         lives=lives or [Life(name, 1, 0.1 * n, math.inf) for n, name in enumerate(STEP_S)],
@@ -52,8 +52,7 @@ def tape_of(world):
     """The facts a twin wrote."""
     world.run()
     with twin.Store.open(twin.ROOT, files=world._files(), readonly=True) as store:
-        facts = [decode_fact(record.body) for record in store.history()]
-    return [fact for fact in facts if not isinstance(fact, RunState)]
+        return list(facts_of(store))
 
 
 FAULTS = (
@@ -75,7 +74,7 @@ def told_of(faults=FAULTS, seed=1, **said):
         Life("a", 2, 20.0, math.inf),
     ]
     facts = tape_of(twin.Twin(made_up(faults, [(40.0, 43.0)], lives), seed))
-    return measurements_of([*facts, *faults], "a tape", **said)
+    return measurements_of([*facts, *(Stamped(60.0, fault) for fault in faults)], "a tape", **said)
 
 
 def test_a_tape_tells_who_lived_when_and_how_fast():
@@ -146,10 +145,10 @@ def test_a_tape_without_an_end_or_without_measurements_is_refused():
     facts = tape_of(twin.Twin(made_up(), 1))
     with pytest.raises(MeasurementError, match="end of its budget"):
         measurements_of(
-            [f for f in facts if getattr(f, "phase", "") not in ("closing", "closed") or hasattr(f, "rows")], "x"
+            [told for told in facts if not isinstance(told.fact, PhaseChanged) or told.fact.phase == "training"], "x"
         )
     with pytest.raises(MeasurementError, match="no measured step of a"):
-        measurements_of([f for f in facts if not isinstance(f, measurements.Sampled)], "x")
+        measurements_of([told for told in facts if not isinstance(told.fact, Sampled)], "x")
     with pytest.raises(MeasurementError, match="no merge yet"):
         measurements_of(facts[:3], "x")
 

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from skerry.core.audit import Audit
-from skerry.core.facts import Committed, Injected
+from skerry.core.facts import Decision, Injected
 from skerry.core.ledger import MERGED
-from skerry.core.state import RunState, decode_fact
+from skerry.core.state import RunState
+from skerry.core.vocabulary import Sight
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.run import summary
+from skerry.run.facts import Stamped, entries_of
 from skerry.run.tally import Tally, back_at, end_of
 from skerry.store.store import Store
 
@@ -44,11 +46,10 @@ def read(run_dir: Path) -> tuple[Tally, Audit]:
     """The whole tape, every fact of it held against the invariants."""
     tally, audit = Tally(), Audit()
     with Store.open(run_dir, readonly=True) as store:
-        for record in store.history():
-            fact = decode_fact(record.body)
+        for at, fact in entries_of(store):
             audit.take(fact)
             if not isinstance(fact, RunState):
-                tally.take(fact)
+                tally.take(at, fact)
     return tally, audit
 
 
@@ -56,7 +57,7 @@ def rates_of(t: Tally) -> dict[str, float]:
     """Tokens/s of each learner of an undisturbed run, from its first step to the end of the budget."""
     rates = {}
     for seen in t.seen.values():
-        began = min((w.at for w in t.witnessed if w.learner == seen.learner and w.what == "stepping"), default=NEVER)
+        began = min(_witnessed(t, seen.learner, "stepping"), default=NEVER)
         if seen.step > 1 and end_of(t) > began:
             rates[seen.learner] = seen.tokens * (seen.step - 1) / seen.step / (end_of(t) - began)
     return rates
@@ -72,7 +73,7 @@ def report(
     merged = numbers["tokens_merged"]
     capacity = sum(one.rate * one.window_s for one in learners)
     left = sum(one.rate * (one.window_s - one.taken_s) for one in learners)
-    rounds = [c for c in t.commits if c.phase != "closing" and c.weights]
+    rounds = [merge for merge in t.merges if not merge.fact.is_closing]
     return {
         "faults": dict(sorted(Counter(fault.kind for fault in t.injected).items())),
         "goodput": _ratio(merged, capacity),
@@ -81,7 +82,7 @@ def report(
         "participation": _participation(rounds, {one.name: one.cut for one in learners}),
         "participation_undisturbed": _participation(rounds, {one.name: one.disturbed for one in learners}),
         "participation_of_ready": _ratio(
-            sum(min(c.ready, len(_contributors(c))) for c in rounds), sum(c.ready for c in rounds)
+            sum(min(d.ready, len(d.parts)) for _, d in rounds), sum(d.ready for _, d in rounds)
         ),
         "merged_share": _ratio(merged, numbers["tokens_produced"]),
         "recovery_s": recoveries(t),
@@ -147,7 +148,7 @@ def _learner(t: Tally, name: str, rate: float) -> _Learner:
 
 def _away(t: Tally, name: str, window: Span) -> list[Span]:
     """When it was not seen to step: from a kill or the loss of its link to the first step after it."""
-    events = [(w.at, w.what == "stepping") for w in t.witnessed if w.learner == name]
+    events = [(at, seen.what == "stepping") for at, seen in t.witnessed if seen.learner == name]
     events += [(fault.at, False) for fault in t.injected if fault.target == name and fault.kind == "kill"]
     spans, since = [], window[0]
     was_stepping = False
@@ -164,18 +165,22 @@ def _speed(fault: Injected) -> float:
     return float(fault.detail.removeprefix("speed "))
 
 
-def _participation(rounds: Sequence[Committed], apart: Mapping[str, Sequence[Span]]) -> float:
+def _participation(rounds: Sequence[Stamped[Decision]], apart: Mapping[str, Sequence[Span]]) -> float:
     """Of the learners that were there all the time a round was open, the share that is in its merge."""
     there = together = 0
-    for c in rounds:
-        live = {name for name, spans in apart.items() if not _touches(spans, c.at - c.open_s, c.at)}
+    for at, decision in rounds:
+        live = {name for name, spans in apart.items() if not _touches(spans, at - decision.open_s, at)}
         there += len(live)
-        together += len(live & _contributors(c))
+        together += len(live & _contributors(decision))
     return _ratio(together, there)
 
 
-def _contributors(c: Committed) -> set[str]:
-    return {row.learner for row in c.rows if row.fate == MERGED}
+def _contributors(decision: Decision) -> set[str]:
+    return {row.learner for row in decision.rows if row.fate == MERGED}
+
+
+def _witnessed(t: Tally, name: str, what: Sight) -> list[float]:
+    return [at for at, seen in t.witnessed if seen.learner == name and seen.what == what]
 
 
 # ---------------------------------------------------------------------------------------------- recovery
@@ -198,15 +203,14 @@ def _recovery(t: Tally, fault: Injected) -> dict[str, float]:
     """The stages of one learner's fault; one that the next fault forestalled, or nobody noticed, is left out."""
     name = fault.target
     before = min((f.at for f in t.injected if f.target == name and f.at > fault.at), default=NEVER)
-    lost = _first((w.at for w in t.witnessed if w.learner == name and w.what == "lost"), fault.at, before)
-    life = min((one for one in t.lives if one.learner == name and one.at > fault.at), default=None, key=_at)
-    since = max(fault.until, lost or 0.0, life.at if life and fault.kind == "kill" else 0.0)
+    lost = _first(_witnessed(t, name, "lost"), fault.at, before)
+    back = _first((at for at, life in t.lives if life.learner == name), fault.at, NEVER)
+    since = max(fault.until, lost or 0.0, back if back and fault.kind == "kill" else 0.0)
     stages = {"detected": lost - fault.at} if lost else {}
-    if lost or fault.kind == "kill" or any(fault.at < epoch.at < fault.until for epoch in t.epochs):
-        steps = (w.at for w in t.witnessed if w.learner == name and w.what == "stepping")
-        if stepping := _first(steps, since, before):
-            stages["stepping"] = stepping - fault.until
-    if merged := _first((c.at for c in t.commits if name in _contributors(c)), since, before):
+    was_cut = lost or fault.kind == "kill" or any(fault.at < at < fault.until for at, _ in t.epochs)
+    if was_cut and (stepping := _first(_witnessed(t, name, "stepping"), since, before)):
+        stages["stepping"] = stepping - fault.until
+    if merged := _first((at for at, decision in t.merges if name in _contributors(decision)), since, before):
         stages["merged"] = merged - fault.until
     return stages
 
@@ -214,23 +218,20 @@ def _recovery(t: Tally, fault: Injected) -> dict[str, float]:
 def _syncer_recoveries(t: Tally, kinds: Sequence[str]) -> list[float]:
     """From the start of the next process, or the end of a stop, to the first merge."""
     ends = [fault.until for fault in t.injected if fault.target == "syncer" and fault.kind in kinds]
-    firsts = [_first((c.at for c in t.commits), end, NEVER) for end in ends]
+    firsts = [_first((at for at, _ in t.merges), end, NEVER) for end in ends]
     return [first - end for first, end in zip(firsts, ends, strict=True) if first]
 
 
 def _epoch_recoveries(t: Tally) -> list[float]:
     """The same without the start of the process: from the epochs after the first to their first merges."""
-    firsts = [(e, next((c for c in t.commits if c.epoch == e.epoch), None)) for e in t.epochs[1:]]
-    return [first.at - epoch.at for epoch, first in firsts if first is not None]
+    firsts = [
+        (began, next((at for at, d in t.merges if d.epoch == epoch.epoch), None)) for began, epoch in t.epochs[1:]
+    ]
+    return [first - began for began, first in firsts if first is not None]
 
 
 def _first(times: Iterable[float], after: float, before: float) -> float | None:
     return min((at for at in times if after < at < before), default=None)
-
-
-def _at(fact: Any) -> float:
-    at: float = fact.at
-    return at
 
 
 # ---------------------------------------------------------------------------------------------- violations

@@ -81,7 +81,7 @@ class Resilience:
         before = rate_of(watched.looks, watched.done[0].at - self.seconds, watched.done[0].at)
         return {
             **impact_of(before, rate_of(watched.looks, struck, end), lost),
-            "merges_during": sum(struck < commit.at <= end for commit in tally.commits),
+            "merges_during": sum(struck < at <= end for at, _ in tally.merges),
             "merged_share": tally.merged / tally.produced,
             "violations": len(found),
             "what_happened": what_happened,

@@ -23,7 +23,7 @@ from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import BLOCK, Fragment
 from skerry.algo.merge import DIRECTION_MIN, NORM_MIN, Held
 from skerry.algo.outer import is_multiple
-from skerry.core.events import Merge
+from skerry.core.facts import Decision
 from skerry.node.algebra import Merged, Values
 
 LEVELS = {"int8": 127.0, "int4": 7.0}
@@ -102,18 +102,16 @@ class Device:
         return Held(codec, payload, weight, seen.norms)
 
     @torch.no_grad()
-    def merge(
-        self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
-    ) -> Merged:
+    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
         """Merge, outer step, published delta."""
-        delta = self.delta(order.rule, fragment, held)
+        delta = self.delta(decision.rule, fragment, held)
         self._measure(fragment, held, delta)
-        delta = delta * order.gain
-        if is_multiple(order.version, order.restart):
+        delta = delta * decision.gain
+        if is_multiple(decision.version, decision.restart):
             old = old._replace(velocity=torch.zeros_like(old.velocity))
-        x, velocity = _OUTER[order.outer](order, old, delta)
-        theta, error = self.publish(codec, x, old.theta)
-        payload = Payload(theta, self.payload_bytes(codec, fragment))
+        x, velocity = _OUTER[decision.outer](decision, old, delta)
+        theta, error = self.publish(decision.codec, x, old.theta)
+        payload = Payload(theta, self.payload_bytes(decision.codec, fragment))
         return Merged(Values(theta, velocity, error), payload, self.digest(theta))
 
     def delta(self, rule: str, fragment: Fragment, held: Sequence[Any]) -> Tensor:
@@ -278,26 +276,26 @@ _RULES: dict[str, Callable[[_Map, Tensor, Tensor, Tensor], Tensor]] = {
 # Outer steps: to (x, velocity), as in algo.outer.
 
 
-def _nesterov(order: Merge, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
-    velocity = torch.add(delta, old.velocity, alpha=order.momentum)
-    step = torch.add(delta, velocity, alpha=order.momentum)
-    return (old.theta + old.error).add_(step, alpha=order.lr), velocity
+def _nesterov(decision: Decision, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
+    velocity = torch.add(delta, old.velocity, alpha=decision.momentum)
+    step = torch.add(delta, velocity, alpha=decision.momentum)
+    return (old.theta + old.error).add_(step, alpha=decision.lr), velocity
 
 
-def _sgd(order: Merge, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
-    return (old.theta + old.error).add_(delta, alpha=order.lr), torch.zeros_like(delta)
+def _sgd(decision: Decision, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
+    return (old.theta + old.error).add_(delta, alpha=decision.lr), torch.zeros_like(delta)
 
 
-def _delayed(order: Merge, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
-    velocity = torch.add(old.velocity, delta, alpha=1 / order.delay)
+def _delayed(decision: Decision, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
+    velocity = torch.add(old.velocity, delta, alpha=1 / decision.delay)
     step = delta
-    if is_multiple(order.version, order.delay):
-        velocity *= order.momentum
+    if is_multiple(decision.version, decision.delay):
+        velocity *= decision.momentum
         step = delta + velocity
-    return (old.theta + old.error).add_(step, alpha=order.lr), velocity
+    return (old.theta + old.error).add_(step, alpha=decision.lr), velocity
 
 
-_OUTER: dict[str, Callable[[Merge, Values, Tensor], tuple[Tensor, Tensor]]] = {
+_OUTER: dict[str, Callable[[Decision, Values, Tensor], tuple[Tensor, Tensor]]] = {
     "nesterov": _nesterov,
     "sgd": _sgd,
     "delayed": _delayed,

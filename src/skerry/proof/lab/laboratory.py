@@ -48,10 +48,10 @@ class Syncer(SyncerNode):
 
     before_close: tuple[Values, ...] = ()
 
-    def _merge(self, action: Merge) -> Committed:
-        if action.phase == "closing" and not self.before_close:
+    def _merge(self, order: Merge) -> Committed:
+        if order.decision.is_closing and not self.before_close:
             self.before_close = tuple(self.values)
-        return super()._merge(action)
+        return super()._merge(order)
 
 
 class Laboratory(Timeline):
@@ -77,8 +77,8 @@ class Laboratory(Timeline):
         self.algebra = Device(device) if trial == PRODUCT else Trials(device, trial)
         self.learners = Learners()
         self._create(folder)
-        self.store = Store.open(folder)
-        self.syncer = self.learners.node = Syncer(self.store, self.learners, self.clock, 0.0, self.algebra)
+        self.store = Store.open(folder, clock=self.clock)
+        self.syncer = self.learners.node = Syncer(self.store, self.learners, 0.0, self.algebra)
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]
 
@@ -86,8 +86,8 @@ class Laboratory(Timeline):
         return self.now
 
     def _create(self, folder: Path) -> None:
-        with Store.open(folder) as store:
-            begin(store, self.config, self.layout, self.stack.initial(), 0.0, self.algebra)
+        with Store.open(folder, clock=self.clock) as store:
+            begin(store, self.config, self.layout, self.stack.initial(), self.algebra)
 
     # ------------------------------------------------------------------------------------------ what is asked of it
 

@@ -16,7 +16,7 @@ import xxhash
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
 from skerry.algo.merge import Held
-from skerry.core.events import Merge
+from skerry.core.facts import Decision
 from skerry.node.algebra import Merged, Values
 
 # Of a payload: several deltas are less than the whole.
@@ -56,13 +56,11 @@ class Integers:
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
         return Held(codec, np.frombuffer(payload, np.uint8), weight, seen.norms)
 
-    def merge(
-        self, order: Merge, fragment: Fragment, old: Values, held: list[Held], codec: str, threads: int
-    ) -> Merged:
+    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
         x = old.theta + old.error + sum(unpack(h.payload.tobytes()) for h in held)
-        delta = _round(x - old.theta, codec)
+        delta = _round(x - old.theta, decision.codec)
         theta = old.theta + delta
-        return Merged(Values(theta, order.version, x - theta), pack(delta, codec), self.digest(theta))
+        return Merged(Values(theta, decision.version, x - theta), pack(delta, decision.codec), self.digest(theta))
 
     def whole(self, theta: int) -> memoryview:
         return memoryview(pack(theta))

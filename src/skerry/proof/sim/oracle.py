@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from skerry.core.audit import Audit
-from skerry.core.facts import Committed, Discarded, Fact, LifeStarted, Row
+from skerry.core.facts import Committed, Decision, Discarded, Fact, LifeStarted, Result, Row
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Publication
 from skerry.core.state import RunState, decode_fact
@@ -77,8 +77,8 @@ class Oracle:
         need(not self.audit.violations, "audit", self.audit.violations)
         match fact:
             case Committed():
-                self._commit(store, fact)
-                self._book(fact.rows)
+                self._commit(store, fact.decision, fact.result)
+                self._book(fact.decision.rows)
             case Discarded():
                 self._book(fact.rows)
                 self.saw.update({f"discarded: {row.fate}": 1 for row in fact.rows})
@@ -87,24 +87,25 @@ class Oracle:
                 self.saw["rejoined in a new life"] += fact.life > 1
                 self.saw["rejoined in mid-round"] += fact.life > 1 and self.world.has_open_round
 
-    def _commit(self, store: Store, fact: Committed) -> None:
-        p = fact.fragment
-        need(fact.version == self.versions[p] + 1, "I3 one line of versions", (fact.version, self.versions[p]))
-        merged = [row for row in fact.rows if row.fate == MERGED]
-        values = self.world.algebra.load(store.get(fact.file), self.world.fragments[p])
+    def _commit(self, store: Store, decision: Decision, result: Result) -> None:
+        p, version = decision.fragment, decision.version
+        need(version == self.versions[p] + 1, "I3 one line of versions", (version, self.versions[p]))
+        merged = [row for row in decision.rows if row.fate == MERGED]
+        values = self.world.algebra.load(store.get(result.file), self.world.fragments[p])
         digest = self.world.algebra.digest(values.theta)
-        need(digest == fact.digest, "I5 atomic", f"the file of {p}.{fact.version} holds other values")
+        need(digest == result.digest, "I5 atomic", f"the file of {p}.{version} holds other values")
         if self.world.is_exact:
-            need(values.velocity == fact.version, "I5 atomic", f"velocity of another version: {values}")
+            need(values.velocity == version, "I5 atomic", f"velocity of another version: {values}")
             self.masters[p] += sum(self.said[row.learner, row.life, p, row.seq] for row in merged)
-            need(values.theta + values.error == self.masters[p], "I1 exactly once", f"{p}.{fact.version} {merged}")
-        self.versions[p] = fact.version
-        self.published[p, fact.version] = fact.digest
-        is_round = fact.phase != "closing" and "leaving" not in fact.reason
-        self.saw["merge at bare quorum"] += is_round and len(merged) == fact.quorum < fact.ready
-        self.saw["merge of all"] += len(merged) == fact.ready
+            need(values.theta + values.error == self.masters[p], "I1 exactly once", f"{p}.{version} {merged}")
+        self.versions[p] = version
+        self.published[p, version] = result.digest
+        is_round = decision.reason not in ("everyone is leaving", "the last work")
+        self.saw["merge at bare quorum"] += is_round and len(merged) == decision.quorum < decision.ready
+        self.saw["merge of all"] += len(merged) == decision.ready
         self.saw["an old life's contribution merged"] += any(row.life < self.newest[row.learner] for row in merged)
-        self.saw["merge over a restart"] += any(b < fact.version - 1 for b in fact.bases) and fact.epoch > 1
+        is_late = any(part.base_version < version - 1 for part in decision.parts)
+        self.saw["merge over a restart"] += is_late and decision.epoch > 1
 
     def _book(self, rows: tuple[Row, ...]) -> None:
         for row in rows:
@@ -140,7 +141,7 @@ class Oracle:
                 is_new = c.from_step >= settled.step and c.seq > settled.seq
                 need(is_new, "I1 exactly once", ("held and settled", c, settled))
         held = {(learner, p, c.seq) for p, held in enumerate(machine.held) for learner, c in held.items()}
-        payloads = {(learner, p, seq) for (learner, p), (seq, _) in syncer.node.payloads.items()}
+        payloads = {(learner, p, one.contribution.seq) for (learner, p), one in syncer.node.held.items()}
         need(held == payloads, "I16 rejected input changes nothing", ("held, and its bytes", held, payloads))
 
     def began(self, syncer: SyncerProcess) -> None:

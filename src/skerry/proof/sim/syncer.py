@@ -10,7 +10,7 @@ from skerry.core.events import Arrived, Started, SyncerEvent, Ticked
 from skerry.core.messages import Contribution
 from skerry.errors import StoreError
 from skerry.node.peers import Learners
-from skerry.node.syncer import SyncerNode
+from skerry.node.syncer import Arrival, SyncerNode
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.network import SimEndpoint
 from skerry.store.files import FileSystem
@@ -42,16 +42,16 @@ class WatchedNode(SyncerNode):
 
     def __init__(self, syncer: SyncerProcess) -> None:
         self.syncer, world = syncer, syncer.world
-        super().__init__(syncer.store, syncer.learners, world.wall_clock, syncer.clock(), world.algebra)
+        super().__init__(syncer.store, syncer.learners, syncer.clock(), world.algebra)
         self.commits_per_collect = 4  # a simulated run is short
 
-    def handle(self, event: SyncerEvent, now: float) -> None:
+    def handle(self, event: SyncerEvent, now: float, arrival: Arrival | None = None) -> None:
         world = self.syncer.world
         if not isinstance(event, Ticked):
             world.events += 1
         world.tell("syncer >", event)
         before = dict(self.machine.refused)
-        super().handle(event, now)
+        super().handle(event, now, arrival)
         if isinstance(event, Arrived):
             self._look_at(event.contribution)
         if self.machine.refused != before:
@@ -84,7 +84,7 @@ class SyncerProcess:
         self._guarded(self._start)
 
     def _start(self) -> None:
-        self.store = WatchedStore.open(ROOT, files=cast(FileSystem, self.session))
+        self.store = WatchedStore.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
         self.store.world = self.world
         self.world.oracle.recovered(self.store)
         self.node = self.learners.node = WatchedNode(self)

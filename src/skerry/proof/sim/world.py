@@ -77,13 +77,13 @@ class World(Timeline):
         return f"<world {self.seed} at {self.now:.1f}: {syncer} {[p.node.machine for p in self.processes.values()]}>"
 
     def _create(self) -> None:
-        with WatchedStore.open(ROOT, files=cast(FileSystem, Session(self.disk))) as store:
+        with WatchedStore.open(ROOT, files=cast(FileSystem, Session(self.disk)), clock=self.wall_clock) as store:
             store.world = self
             count = len(self.fragments)
             self.oracle.versions, self.oracle.seen, self.oracle.masters = [0] * count, [0] * count, [0] * count
             genesis = [self._values(0)] * count
             self.oracle.published = {(p, 0): self.algebra.digest(first) for p, first in enumerate(genesis)}
-            begin(store, self.scenario.config, self.layout, genesis, 0.0, self.algebra)
+            begin(store, self.scenario.config, self.layout, genesis, self.algebra)
         self._start_syncer()
         for name in self.scenario.learners:
             self.at(self.random.uniform(0, 1), lambda name=name: self.boot(name))  # type: ignore[misc]

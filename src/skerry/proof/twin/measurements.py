@@ -23,12 +23,11 @@ from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Fragment, decode_layout, split
 from skerry.core.facts import EpochStarted, Fact, Injected, LifeStarted, RunCreated, Sample, Sampled
-from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL
 from skerry.errors import MeasurementError
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
-from skerry.run.facts import facts_of
+from skerry.run.facts import Stamped, facts_of
 from skerry.run.tally import Tally, end_of
 from skerry.shell.local import LOCAL, Local
 from skerry.store.store import Store
@@ -134,26 +133,26 @@ def _told(file: Path, otherwise: T) -> T:
 
 
 def measurements_of(
-    facts: Sequence[Fact], where: str, speeds: Sequence[float] = (), rates: Mapping[str, float] | None = None
+    facts: Sequence[Stamped[Fact]], where: str, speeds: Sequence[float] = (), rates: Mapping[str, float] | None = None
 ) -> Measurements:
     """`speeds` are those of learner-0, learner-1, …; `rates` go before what the tape says."""
     tally = Tally()
-    for fact in facts:
-        tally.take(fact)
-    if tally.training_at is None or not tally.commits:
+    for at, fact in facts:
+        tally.take(at, fact)
+    if tally.training_at is None or not tally.merges:
         raise MeasurementError(f"{where}: has no merge yet, so there is nothing to compare with")
     if tally.pauses:
         raise MeasurementError(f"{where}: was stopped and resumed by its operator; only uninterrupted runs have a twin")
     if tally.closing_at is None:
         raise MeasurementError(f"{where}: has not come to the end of its budget yet")
-    created = next(fact for fact in facts if isinstance(fact, RunCreated))
+    created = next(fact for _, fact in facts if isinstance(fact, RunCreated))
     began = tally.epochs[0].at
     layout = decode_layout(created.layout)
     measured = Measurements(configs.decode(created.config), split(layout, len(created.files)), tally)
     measured.faults = [msgspec.structs.replace(f, at=f.at - began, until=f.until - began) for f in tally.injected]
     measured.syncer_away = _absences(facts, measured.faults, began)
     measured.lives = _lives(tally, measured.faults, began)
-    _measure(measured, [fact for fact in facts if isinstance(fact, Sampled)], began)
+    _measure(measured, [Stamped(at, fact) for at, fact in facts if isinstance(fact, Sampled)], began)
     for life in measured.lives:
         if not measured.windows.get(life.learner):
             raise MeasurementError(
@@ -166,49 +165,53 @@ def measurements_of(
     return measured
 
 
-def _absences(facts: Sequence[Fact], faults: Sequence[Injected], began: float) -> list[Span]:
+def _absences(facts: Sequence[Stamped[Fact]], faults: Sequence[Injected], began: float) -> list[Span]:
     """Between a syncer's end, or the last that is known of it, and the next one's start."""
     found, last = [], began
-    for fact in facts:
+    for at, fact in facts:
         if isinstance(fact, EpochStarted) and fact.epoch > 1:
-            until = fact.at - began
+            until = at - began
             ends = [f.at for f in faults if f.target == "syncer" and f.kind in ENDS_PROCESS and f.at < until]
             found.append((max(last - began, *ends) if ends else last - began, until))
         if not isinstance(fact, Injected):
-            last = fact.at
+            last = at
     return found
 
 
 def _lives(tally: Tally, faults: Sequence[Injected], began: float) -> list[Life]:
     found = []
-    for life in tally.lives:
-        later = (other.at for other in tally.lives if other.learner == life.learner and other.at > life.at)
-        limit = min(later, default=None)
-        found.append(Life(life.learner, life.life, life.at - began, _end(tally, faults, life, limit, began)))
+    for at, life in tally.lives:
+        limit = min(
+            (other for other, next_ in tally.lives if next_.learner == life.learner and other > at), default=None
+        )
+        ends = _end(tally, faults, Stamped(at, life), limit, began)
+        found.append(Life(life.learner, life.life, at - began, ends))
     return found
 
 
-def _end(tally: Tally, faults: Sequence[Injected], life: LifeStarted, limit: float | None, began: float) -> float:
-    until = (limit or end_of(tally)) - began
-    kills = [f.at for f in faults if f.target == life.learner and f.kind == "kill"]
+def _end(
+    tally: Tally, faults: Sequence[Injected], life: Stamped[LifeStarted], limit: float | None, began: float
+) -> float:
+    until, name = (limit or end_of(tally)) - began, life.fact.learner
+    kills = [f.at for f in faults if f.target == name and f.kind == "kill"]
     inside = [at for at in kills if life.at - began < at < until]
     if inside:
         return inside[0]
-    seen = [w for w in tally.witnessed if w.learner == life.learner and life.at < w.at < until + began]
-    if seen and seen[-1].what == "lost":
+    seen = [one for one in tally.witnessed if one.fact.learner == name and life.at < one.at < until + began]
+    if seen and seen[-1].fact.what == "lost":
         return seen[-1].at - began
     return until if limit else float("inf")
 
 
-def _measure(measured: Measurements, sampled: Iterable[Sampled], began: float) -> None:
+def _measure(measured: Measurements, sampled: Iterable[Stamped[Sampled]], began: float) -> None:
     steps: dict[str, int] = {}
     tokens: dict[str, int] = {}
-    for fact in sampled:
+    for at, fact in sampled:
         for sample in fact.samples:
             name = sample.learner
             steps[name] = steps.get(name, 0) + sample.steps
             tokens[name] = tokens.get(name, 0) + sample.tokens
-            window = _window(measured, sample, fact.at - began)
+            window = _window(measured, sample, at - began)
             if window.step_s:
                 measured.windows.setdefault(name, []).append(window)
                 # in order, and where not every step was reported the ones that were stand for the others too
@@ -234,11 +237,11 @@ def numbers(measured: Measurements, tally: Tally) -> dict[str, float]:
     per = tally.fragment_count
     train_s = end_of(tally) - (tally.training_at or 0.0)
     capacity = sum(measured.rates.values()) * train_s
-    merged = [sum(row.fate == MERGED for row in c.rows) for c in tally.commits if c.phase != "closing"]
+    merged = [len(decision.parts) for _, decision in tally.merges if not decision.is_closing]
     return {
         "goodput": tally.merged / per / capacity,
         "merges": len(merged),
-        "merges_closing": len(tally.commits) - len(merged),
+        "merges_closing": len(tally.merges) - len(merged),
         "contributors_mean": sum(merged) / max(1, len(merged)),
         "tokens_merged": tally.merged / per,
         "tokens_produced": tally.produced / per,

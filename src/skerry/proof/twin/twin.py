@@ -81,16 +81,16 @@ class Twin(Timeline):
         return self.now
 
     def _create(self) -> None:
-        with Store.open(ROOT, files=self._files()) as store:
-            begin(store, self.measured.config, self.layout, [0] * len(self.fragments), 0.0, self.algebra)
+        with Store.open(ROOT, files=self._files(), clock=self.clock) as store:
+            begin(store, self.measured.config, self.layout, [0] * len(self.fragments), self.algebra)
 
     def _files(self) -> FileSystem:
         return cast(FileSystem, Session(self.disk))
 
     def _start_syncer(self) -> None:
         self.learners = Learners()
-        self.store = Store.open(ROOT, files=self._files())
-        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.now, self.algebra)
+        self.store = Store.open(ROOT, files=self._files(), clock=self.clock)
+        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.now, self.algebra)
         self.learners.endpoint = self.hub
         self._tick(self.syncer)
 
