@@ -34,11 +34,11 @@ from skerry.core.events import (
 from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged
 from skerry.core.messages import FULL, Done, Pull, Rejected, Stop, Welcome
 from skerry.core.quorum import grace_s
-from skerry.core.schedule import rounds_open_max
+from skerry.core.schedule import due_at, rounds_open_max
 
 
 def rounds(desk: Desk) -> list[int]:
-    return sorted(desk.machine.rounds)
+    return sorted(desk.machine.rounds.open)
 
 
 def facts(actions: list[object], kind: type) -> list:
@@ -49,7 +49,7 @@ def open_round(desk: Desk, *names: str, step: int = 4) -> None:
     """Everyone takes `step` steps on fragment 0; its round opens and everyone is pulled."""
     for name in names:
         desk.report(name, step)
-    assert 0 in desk.machine.rounds
+    assert 0 in desk.machine.rounds.open
 
 
 # ---------------------------------------------------------------------------------------------- learner, Alg. 1
@@ -364,7 +364,7 @@ def grace_desk() -> Desk:
     desk = Desk(grace=0.8, num_fragments=1)
     desk.ready("a", "b", "c")
     open_round(desk, "a", "b", "c")
-    desk.machine.quorum_s = desk.machine.sync_s = 0.1
+    desk.machine.rounds.quorum_s = desk.machine.rounds.sync_s = 0.1
     for member in desk.machine.members.values():
         member.answer_s = 0.3
     return desk
@@ -397,7 +397,7 @@ def test_p4_a_late_contribution_is_merged_in_the_next_round():
     open_round(desk, "a", "b")
     late = desk.contribution("b", 0)
     desk.contribute("a", 0)
-    assert of(desk.arrive(late), Hold) and not desk.machine.rounds
+    assert of(desk.arrive(late), Hold) and not desk.machine.rounds.open
     assert late in only(desk.wait(5), Merge).contributions
 
 
@@ -862,11 +862,5 @@ def test_design_leaving_hands_over_everything_first():
 
 def test_design_a_jump_of_h_is_staggered():
     """Where the warm phase ends, fragments come due one after the other, not all together H steps later."""
-    desk = Desk(config_of({"learners": 2, "steps": 100}, num_fragments=4, sync_every=16))
-    desk.ready("a", "b")
-    for fragment in desk.machine.state.fragments:
-        fragment.sync_every = 4
-    assert [desk.machine._due_at(p) for p in range(4)] == [4, 8, 12, 16]
-    for fragment in desk.machine.state.fragments:
-        fragment.sync_every = 16
-    assert [desk.machine._due_at(p) for p in range(4)] == [16] * 4
+    assert [due_at(p, 4, sync_every=16, sync_every_before=4) for p in range(4)] == [4, 8, 12, 16]
+    assert [due_at(p, 4, sync_every=16, sync_every_before=16) for p in range(4)] == [16] * 4

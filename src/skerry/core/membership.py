@@ -6,6 +6,7 @@ ready learners. Measured times are exponential averages that do not exist before
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from skerry.core.messages import FULL, Report
@@ -30,7 +31,7 @@ class Member:
 
     learner: str
     life: int
-    fragment_count: int
+    settled: list[int]  # per fragment, the step up to which this life's work has its fate, as the ledger has it
     connected: bool = True
     report: Report | None = None
     reported_at: float = 0.0
@@ -50,8 +51,8 @@ class Member:
     def connect(self, now: float) -> None:
         """A link is up; the first report on it says what the learner has and that it can take publications."""
         self.connected = True
-        self.sent = [None] * self.fragment_count
-        self.sent_at = [now] * self.fragment_count
+        self.sent = [None] * len(self.settled)
+        self.sent_at = [now] * len(self.settled)
         self.sending.clear()
         self.timed.clear()
         self.pulled_at.clear()
@@ -112,6 +113,31 @@ class Member:
             if position.want_full or position.base_version < sent:
                 self.sent[p] = FULL if position.want_full else position.base_version
                 self.sent_at[p] = now
+
+    def unsettled(self, p: int) -> int:
+        """Steps on p that it could still contribute: not settled, and not given up by itself."""
+        assert self.report is not None
+        return self.report.step - max(self.settled[p], self.report.positions[p].mark_step)
+
+    def may_be_asked(self, p: int, now: float) -> bool:
+        """It has work on p, knows what is settled, and was not just asked."""
+        assert self.report is not None
+        asked = self.pulled_at.get(p)
+        return (
+            self.unsettled(p) > 0
+            and self.report.positions[p].mark_step >= self.settled[p]
+            and (asked is None or now - asked > patience_s(self.answer_s or 0.0))
+        )
+
+    def was_just_told_to_stop(self, now: float) -> bool:
+        return self.told_stop_at is not None and now - self.told_stop_at <= RESEND_S
+
+    def outdated(self, versions: Iterable[int]) -> list[int]:
+        """Fragments of which it was not handed the newest of these versions, and none is on its way to it."""
+        if not self.connected:
+            return []
+        newer = enumerate(zip(self.sent, versions, strict=True))
+        return [p for p, (sent, version) in newer if sent is not None and sent < version and p not in self.sending]
 
     @property
     def step(self) -> int:

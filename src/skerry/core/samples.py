@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from skerry.core.facts import Sample
 from skerry.core.messages import Report
 
+SAMPLE_S = 5.0  # how often they are written to the tape
 STEPS_MAX = 32  # reported step times kept of one life between two looks
 
 
@@ -24,7 +25,8 @@ class _Window:
 class Samples:
     """Collects by life; `take` hands over what came together and begins anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self._taken_at = now
         self._windows: dict[tuple[str, int], _Window] = {}
         self._last: dict[tuple[str, int], Report] = {}
 
@@ -47,6 +49,13 @@ class Samples:
         taken = [self._sample(key, window) for key, window in sorted(self._windows.items())]
         self._windows.clear()
         return tuple(s for s in taken if s.steps or s.up_bytes or s.down_bytes)
+
+    def take_due(self, now: float) -> tuple[Sample, ...]:
+        """Everything since the last time if that was SAMPLE_S ago, else nothing yet."""
+        if now - self._taken_at < SAMPLE_S:
+            return ()
+        self._taken_at = now
+        return self.take()
 
     def forget(self, learner: str) -> None:
         """Its life is over."""

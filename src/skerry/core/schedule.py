@@ -88,8 +88,15 @@ def sync_every_in(sync: Sync, stage: Stage | None) -> int:
 
 
 def first_due(fragment: int, fragment_count: int, sync_every: int) -> int:
-    """Unsettled steps at which a fragment's first round is due: staggered offsets over (0, H]."""
+    """Unsettled steps at which a fragment's first round at this H is due: staggered offsets over (0, H]."""
     return max(1, math.ceil(sync_every * (fragment + 1) / fragment_count))
+
+
+def due_at(fragment: int, fragment_count: int, sync_every: int, sync_every_before: int) -> int:
+    """Unsettled steps at which a fragment is due: H. At the start, and where H has more than doubled since the
+    fragment was last merged, staggered offsets instead, so that traffic stays smooth."""
+    is_jump = sync_every > 2 * sync_every_before
+    return first_due(fragment, fragment_count, sync_every) if is_jump else sync_every
 
 
 def steps_due(unsettled: Sequence[int], quorum: int) -> float:

@@ -20,7 +20,7 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "elapsed_s": machine.elapsed_s,
         "merges": state.merges,
         "contributors_mean": state.contributors / state.merges if state.merges else 0.0,
-        "rounds_open": len(machine.rounds),
+        "rounds_open": len(machine.rounds.open),
         "waiting": machine.waiting,
         "sync_every": machine.sync_every,
         "versions": [f.version for f in state.fragments],
@@ -49,7 +49,7 @@ def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
     marks = [report.step - p.mark_step for p in report.positions] if report else [0]
     return {
         "life": member.life,
-        "state": member.state(machine.now, machine.config.sync.stall_s),
+        "state": member.state(machine.clock.now, machine.config.sync.stall_s),
         "step": member.step,
         "tokens": report.tokens if report else 0,
         "tokens_per_s": _rate(machine, name),

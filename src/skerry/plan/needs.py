@@ -34,7 +34,7 @@ import msgspec
 from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
 from skerry.core.facts import Committed, Decision, Part, Result, Row, Sample, Sampled, Seen
-from skerry.core.syncer import SAMPLE_S
+from skerry.core.samples import SAMPLE_S
 from skerry.node.syncer import COMMITS_PER_COLLECT
 
 FILE_BYTES = 12  # an element of a fragment's file: value, velocity, residual

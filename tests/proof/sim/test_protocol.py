@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from skerry.core import admission
-from skerry.core import syncer as syncer_core
+from skerry.core import admission, rounds
 from skerry.core.events import MergeDone, Publish, Record
+from skerry.core.held import Held
 from skerry.core.learner import LearnerMachine
 from skerry.core.ledger import Settled
 from skerry.core.membership import Member
@@ -313,8 +313,8 @@ def let_old_lives_in(plant):
     plant(SyncerMachine, "_arrive", _arrive)
 
     def _begin_life(self, event, begin=SyncerMachine._begin_life):
-        for held in self.held:
-            held.pop(event.learner, None)
+        for p in [p for p, held in enumerate(self.held) if event.learner in held]:
+            self.held.drop(event.learner, p)
         begin(self, event)
 
     plant(SyncerMachine, "_begin_life", _begin_life)
@@ -324,7 +324,7 @@ def bury_the_held(plant):
     """Work of a dead life is booked as lost although a contribution of it is held and will be merged."""
 
     def _discard(self, learner, life, fate, discard=SyncerMachine._discard):
-        held, self.held = self.held, [{} for _ in self.held]
+        held, self.held = self.held, Held(len(self.held), self.held.bytes_max)
         discard(self, learner, life, fate)
         self.held = held
 
@@ -332,20 +332,20 @@ def bury_the_held(plant):
 
 
 def ignore_quorum(plant):
-    plant(syncer_core, "decide", lambda held, *_: Verdict("all in" if held else None))
+    plant(rounds, "decide", lambda held, *_: Verdict("all in" if held else None))
 
 
 def ask_once(plant):
     """Pulls are never repeated."""
 
-    def _may_pull(self, member, p, may=SyncerMachine._may_pull):
-        return p not in member.pulled_at and may(self, member, p)
+    def may_be_asked(self, p, now, may=Member.may_be_asked):
+        return p not in self.pulled_at and may(self, p, now)
 
     def _hold(self, member, c, payload_bytes, hold=SyncerMachine._hold):
-        member.pulled_at.setdefault(c.fragment, self._now)
+        member.pulled_at.setdefault(c.fragment, self.clock.now)
         hold(self, member, c, payload_bytes)
 
-    plant(SyncerMachine, "_may_pull", _may_pull)
+    plant(Member, "may_be_asked", may_be_asked)
     plant(SyncerMachine, "_hold", _hold)
 
 

@@ -123,7 +123,7 @@ def test_a_machine_that_slept_for_a_day_has_lost_no_time():
         process.clock_ahead_s += 86_400
     world.run_until(15)
     assert machine.progress < progress + 0.2 and machine.state.merges > merges + 4
-    assert machine.quorum_s < 5, "no round was open for a day"
+    assert machine.rounds.quorum_s < 5, "no round was open for a day"
 
 
 def test_work_goes_on_below_the_quorum_and_merges_when_it_is_back():

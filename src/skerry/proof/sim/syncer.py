@@ -63,7 +63,7 @@ class WatchedNode(SyncerNode):
         """Held although its round went by and none is open: it was late, and waits for the next."""
         is_held = self.machine.held[c.fragment].get(c.learner) == c
         went_by = c.base_version < self.machine.state.fragments[c.fragment].version
-        is_late = is_held and went_by and c.fragment not in self.machine.rounds
+        is_late = is_held and went_by and c.fragment not in self.machine.rounds.open
         self.syncer.world.saw["late contribution carried over"] += is_late
 
 

@@ -206,7 +206,7 @@ class World(Timeline):
 
     @property
     def has_open_round(self) -> bool:
-        return self.syncer is not None and self.syncer.is_serving and bool(self.syncer.node.machine.rounds)
+        return self.syncer is not None and self.syncer.is_serving and bool(self.syncer.node.machine.rounds.open)
 
     def _phase(self) -> str:
         return self.syncer.node.machine.state.phase if self.syncer is not None else ""
