@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.errors import (
     ConfigError,
+    JoinTimeout,
     LocalError,
     ModelError,
     ProtocolError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "ConfigError",
+    "JoinTimeout",
     "Learner",
     "LocalError",
     "ModelError",

@@ -106,6 +106,10 @@ class RefusedError(RemoteError):
     """The syncer will not have this learner; the text is its own one line."""
 
 
+class JoinTimeout(RemoteError):
+    """No syncer took this learner in; it says which was dialled, for how long, and what went wrong last."""
+
+
 def one_line(text: str) -> str:
     """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:LINE_CHARS_MAX])

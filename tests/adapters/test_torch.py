@@ -99,6 +99,16 @@ def test_an_address_that_is_none_is_refused_in_one_line(address):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_wrong_address_is_given_up_after_a_while(monkeypatch):
+    threads = threading.enumerate()
+    with pytest.raises(skerry.JoinTimeout, match=r"127\.0\.0\.1:1 for 0\.1 s: connection refused"):
+        skerry.Learner(Odd(), syncer="127.0.0.1:1", join_timeout_s=0.1)
+    monkeypatch.setenv("SKERRY_JOIN_TIMEOUT_S", "0.2")
+    with pytest.raises(skerry.RemoteError, match=r"for 0\.2 s"):
+        skerry.Learner(Odd(), syncer="127.0.0.1:1")
+    assert threading.enumerate() == threads
+
+
 # ------------------------------------------------------------------------------------------ parameters
 
 

@@ -405,10 +405,16 @@ def test_beyond_loopback_a_token_is_required(folder, refused):
         (["--syncer", "127.0.0.1:1", "--speed", "inf"], "--speed inf: must be from 0.001 to 1000"),
         (["--syncer", "127.0.0.1:1", "--threads", "0"], "--threads 0: must be from 1"),
         (["--syncer", "127.0.0.1:1", "--token-file", "nosuch"], "nosuch: the token cannot be read"),
+        (["--syncer", "127.0.0.1:1", "--join-timeout", "soon"], "= soon: give seconds, or 0 to wait for ever"),
     ],
 )
 def test_a_learner_that_cannot_dial(refused, words, says):
     assert says in refused("learner", *words)
+
+
+def test_a_learner_that_nobody_takes_in_says_so_last(call):
+    code, _, err = call("learner", "--syncer", "127.0.0.1:1", "--join-timeout", "0.2")
+    assert code == 2 and "at 127.0.0.1:1 for 0.2 s: connection refused" in err.splitlines()[-1]
 
 
 def test_a_learner_with_a_wrong_or_missing_token(folder, call, guarded, live):
@@ -417,10 +423,10 @@ def test_a_learner_with_a_wrong_or_missing_token(folder, call, guarded, live):
         (
             guarded,
             ["--token-file", "wrong"],
-            "wrong token: pass --token-file (or SKERRY_TOKEN_FILE) with a copy of the syncer's",
+            "wrong token: name a copy of the syncer's file as token_file (or SKERRY_TOKEN_FILE)",
         ),
-        (guarded, [], "this syncer requires a token: pass --token-file"),
-        (live, ["--token-file", "wrong"], "this syncer has no token: leave --token-file (or SKERRY_TOKEN_FILE) out"),
+        (guarded, [], "this syncer requires a token: name a copy of its file as token_file"),
+        (live, ["--token-file", "wrong"], "this syncer has no token: leave token_file (or SKERRY_TOKEN_FILE) out"),
     ):
         code, out, err = call("learner", "--syncer", f"127.0.0.1:{syncer.port}", *words, "--json")
         assert code == 2 and says in json.loads(out)["error"]

@@ -1,78 +1,16 @@
 """How a learner's process leaves: a real client, node thread and training thread against a syncer played by hand."""
 
-import queue
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
-from node.pair import NumpyParameters, config_of
-from skerry import config as configs
-from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import Tensor, layout_of, split
-from skerry.core.messages import (
-    FULL,
-    Contribution,
-    Done,
-    Hello,
-    Publication,
-    Pull,
-    Refused,
-    Report,
-    Stop,
-    Welcome,
-)
+from node.pair import NumpyParameters
+from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
+from skerry.core.messages import Done, Hello, Refused, Report, Stop
 from skerry.errors import RefusedError
-from skerry.node.algebra import FLOAT32
 from skerry.shell.learner import LearnerShell
-from skerry.wire.tcp import Server
-from skerry.wire.transport import Lost, Received
-
-WAIT_S = 60.0
-LAYOUT = layout_of([Tensor("w", (300,))])
-
-
-class Hand:
-    """A syncer of one fragment that says what a test says."""
-
-    def __init__(self, **tables):
-        tables = {"sync": {"num_fragments": 1}} | tables
-        self.config = config_of(**tables)
-        (self.fragment,) = split(LAYOUT, 1)
-        self.theta = np.zeros(self.fragment.size, np.float32)
-        self.inbox = queue.Queue()
-        self.server = Server("127.0.0.1", 0, None, self.inbox, self._payload_bytes)
-        self.peer = 0
-
-    def _payload_bytes(self, message):
-        return payload_bytes(message.codec, self.fragment.size)
-
-    def hear(self, kind, is_it=lambda message: True):
-        """The next such message, or such an event of the wire."""
-        while True:
-            event = self.inbox.get(timeout=WAIT_S)
-            heard = event.message if isinstance(event, Received) else event
-            if isinstance(heard, kind) and is_it(heard):
-                self.peer = event.peer
-                return heard
-
-    def say(self, message, payload=None):
-        self.server.send(self.peer, message, payload)
-
-    def welcome(self):
-        self.hear(Hello)
-        self.say(Welcome("run", 1, "here", 1, 0, configs.encode(self.config), 0, 0, 0.0))
-        self.hear(Report)  # what is bulk may overtake a welcome
-        self.publish(0)
-
-    def publish(self, version, settled=None):
-        seq, step = (settled.seq, settled.to_step) if settled else (0, 0)
-        digest = FLOAT32.digest(self.theta)
-        self.say(Publication(1, 1, 0, version, FULL, "fp32", digest, seq, step, 0.0), self.theta.tobytes())
-
-    def pulled(self):
-        self.say(Pull(1, 1, 0, 0, False, 0.0))
-        return self.hear(Contribution)
+from skerry.wire.transport import Lost
 
 
 @pytest.fixture
@@ -89,26 +27,16 @@ def shell(hand):
     shell.close(timeout_s=0.0)
 
 
-def start(hand, shell, steps=1):
+def start(hand, shell):
     """Joined, with a step taken that nobody has asked for."""
-    joined = threading.Thread(target=hand.welcome)
-    joined.start()
-    shell.start()
-    joined.join(WAIT_S)
-    for _ in range(steps):
-        assert shell.step(10)
+    syncer = at_once(hand.take_in)
+    shell.start(WAIT_S)
+    assert is_over(syncer) and shell.step(10)
 
 
 def closing(shell, **limit):
     """The training thread is in `close`."""
-    thread = threading.Thread(target=shell.close, kwargs=limit)
-    thread.start()
-    return thread
-
-
-def is_over(thread):
-    thread.join(WAIT_S)
-    return not thread.is_alive()
+    return at_once(partial(shell.close, **limit))
 
 
 def test_it_hands_over_what_is_left_and_says_that_it_left(hand, shell):
@@ -140,7 +68,7 @@ def test_at_the_end_of_the_run_it_waits_for_the_last_version_behind_the_last_wor
 
 
 def test_a_syncer_that_is_gone_holds_nobody_longer_than_the_run_says(shell, hand):
-    hand.config = config_of(sync={"num_fragments": 1}, learner={"leave_timeout_s": 0.2})
+    hand.configure(learner={"leave_timeout_s": 0.2})
     start(hand, shell)
     hand.server.close()
     assert is_over(closing(shell)) and shell.driver.left.way == "timeout"
@@ -168,10 +96,9 @@ def test_one_refused_at_the_door_never_starts(hand, shell):
         hand.hear(Hello)
         hand.say(Refused("the model differs"))
 
-    door = threading.Thread(target=refuse)
-    door.start()
+    door = at_once(refuse)
     with pytest.raises(RefusedError, match="the model differs"):
-        shell.start()
+        shell.start(WAIT_S)
     assert is_over(door) and is_over(closing(shell))
 
 
@@ -182,13 +109,11 @@ def test_one_that_nobody_ever_welcomed_just_goes(hand, shell):
 
 def test_a_run_that_closes_before_it_is_ready_lets_it_go(hand, shell):
     def close_early():
-        hand.hear(Hello)
-        hand.say(Welcome("run", 1, "here", 1, 0, configs.encode(hand.config), 0, 0, 1.0))
+        hand.welcome(progress=1.0)
         hand.say(Done(1, 1))
 
-    syncer = threading.Thread(target=close_early)
-    syncer.start()
-    shell.start()
+    syncer = at_once(close_early)
+    shell.start(WAIT_S)
     assert is_over(syncer) and not shell.is_running
     assert is_over(closing(shell)) and shell.driver.left.way == "done"
 

@@ -99,7 +99,7 @@ class Training:
         self.thread.start()
 
     def _train(self):
-        self.shell.start()
+        self.shell.start(WAIT_S)
         while not self.end.wait(0.01):
             if not self.may_step.is_set():
                 until(lambda: self.shell.node.machine.step_count == self.steps, "the node to hear of every boundary")

@@ -34,7 +34,7 @@ def test_two_that_hold_the_same_find_each_other(token, session, kind):
     ("syncer", "learner", "words"),
     [
         (Credentials(b"right", 1), Credentials(b"wrong", 1), "wrong token"),
-        (Credentials(b"right", 1), Credentials(None, 1), "requires a token: pass --token-file"),
+        (Credentials(b"right", 1), Credentials(None, 1), "requires a token: name a copy of its file as token_file"),
         (Credentials(None, 1), Credentials(b"right", 1), "has no token"),
         (Credentials(b"right", 1), Credentials(b"wrong", 2), "protocol 1 and the learner 2"),
     ],

@@ -130,7 +130,7 @@ SYNCER = syncer_dialect(lambda m: 0)
     ("syncer_token", "learner_token", "words"),
     [
         (b"right", b"wrong", "wrong token"),
-        (b"right", None, "requires a token: pass --token-file"),
+        (b"right", None, "requires a token: name a copy of its file as token_file"),
         (None, b"right", "has no token"),
     ],
 )

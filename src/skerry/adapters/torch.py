@@ -22,7 +22,9 @@ from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of
 from skerry.node.learner import Pending
 from skerry.run.genesis import METADATA
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import LearnerShell, learner_name
+from skerry.shell.learner import LearnerShell, join_timeout, learner_name
+
+JOIN_TIMEOUT_S = 300.0  # longer than a syncer takes to come back, shorter than anyone watches a loop that stands
 
 
 class Learner:
@@ -30,7 +32,8 @@ class Learner:
 
     `syncer` is "host:port" or "skerry://host:port" (default: the environment's SKERRY_SYNCER); `name` identifies the
     learner over restarts (SKERRY_NAME); the shared token is read from `token_file` (SKERRY_TOKEN_FILE). The
-    constructor returns once the model holds the run's current values.
+    constructor returns once the model holds the run's current values. If no syncer takes it in for
+    `join_timeout_s` (SKERRY_JOIN_TIMEOUT_S, else 300; 0 is for ever), it raises `skerry.JoinTimeout`.
     """
 
     def __init__(
@@ -41,11 +44,13 @@ class Learner:
         *,
         name: str | None = None,
         token_file: str | Path | None = None,
+        join_timeout_s: float | None = None,
     ) -> None:
         address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER", "")
         self._shell: LearnerShell | None = None
         if not address:
             return
+        limit_s = join_timeout(join_timeout_s, JOIN_TIMEOUT_S)
         host, port = parse_address(address)
         file = token_file or os.environ.get("SKERRY_TOKEN_FILE")
         self._shell = LearnerShell(
@@ -57,7 +62,7 @@ class Learner:
             read_token(file) if file else None,
         )
         try:
-            self._shell.start()
+            self._shell.start(limit_s)
         except BaseException:
             self._shell.close(timeout_s=0.0)
             raise

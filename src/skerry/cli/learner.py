@@ -13,7 +13,7 @@ from skerry import config as configs
 from skerry.core.admission import CLOSED
 from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import fetch_config, learner_name
+from skerry.shell.learner import fetch_config, join_timeout, learner_name
 from skerry.shell.signals import end_with, until_signalled
 
 log = logging.getLogger("skerry.learner")
@@ -24,6 +24,12 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--syncer", default=os.environ.get("SKERRY_SYNCER"), help="host:port (or SKERRY_SYNCER)")
     parser.add_argument("--name", default=os.environ.get("SKERRY_NAME"), help="who this is, also after a restart")
     parser.add_argument("--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret")
+    parser.add_argument(
+        "--join-timeout",
+        metavar="SECONDS",
+        help="give up if no syncer takes it in for so long (or SKERRY_JOIN_TIMEOUT_S; default: never, because a syncer "
+        "that is late or being moved should not cost a service manager its learners)",
+    )
     parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s; 0.5 is half as fast")
     parser.add_argument("--pace-file", type=Path, help="while it holds a number, train at that share of the pace")
     parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
@@ -45,11 +51,12 @@ def run(words: Sequence[str]) -> int:
     cli.log_to_stderr(name)
     end_with(options.parent)
     token = read_token(options.token_file) if options.token_file else None
-    config = fetch_config(*parse_address(options.syncer), token)
+    join_timeout_s = join_timeout(options.join_timeout, default_s=0.0)
+    config = fetch_config(*parse_address(options.syncer), token, join_timeout_s)
     if options.data:
         config = configs.resolve(config, None, [("data.path", options.data)])
     try:
-        _train(config, name, options)
+        _train(config, name, join_timeout_s, options)
     except RefusedError as error:
         if str(error) != CLOSED:
             raise
@@ -59,7 +66,7 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _train(config: configs.Config, name: str, options: argparse.Namespace) -> None:
+def _train(config: configs.Config, name: str, join_timeout_s: float, options: argparse.Namespace) -> None:
     import torch
 
     from skerry.train.loop import train
@@ -77,6 +84,7 @@ def _train(config: configs.Config, name: str, options: argparse.Namespace) -> No
         name,
         options.speed,
         options.token_file,
+        join_timeout_s,
         device,
         options.pace_file,
         wanted,

@@ -49,7 +49,7 @@ def superseded(learner: str, life: int, newest: int) -> str:
     """Why a process that is not the newest life of a learner is sent away for good."""
     return (
         f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
-        "give each process its own --name"
+        "give each process its own name (SKERRY_NAME)"
     )
 
 

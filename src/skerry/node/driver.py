@@ -51,6 +51,11 @@ class LearnerDriver:
         return not self.node.is_adopted and not is_done and self.left is None
 
     @property
+    def is_linked(self) -> bool:
+        """A syncer has welcomed it and is there."""
+        return self.node.machine is not None and self.node.machine.linked
+
+    @property
     def is_running(self) -> bool:
         """The run wants further steps."""
         machine = self.node.machine

@@ -25,4 +25,6 @@ def read_token(file: str | Path) -> bytes:
     try:
         return Path(file).read_bytes().strip()
     except OSError as error:
-        raise WireError(f"{file}: the token cannot be read ({error.strerror}); check --token-file") from None
+        raise WireError(
+            f"{file}: the token cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None

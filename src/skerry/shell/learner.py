@@ -2,12 +2,14 @@
 
 The training thread calls `step` and `close`; everything else happens on the node thread. `start` waits for the first
 bases, because no step may be taken without one; after that nothing here waits for the network until `close`.
+How long a learner waits for a syncer that is not there is one rule (`Patience`), for `start` and `fetch_config` alike.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import secrets
@@ -16,8 +18,8 @@ import time
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
-from skerry.core.messages import Answer, Ask, Message, Refused
-from skerry.errors import ProtocolError, RefusedError
+from skerry.core.messages import Answer, Ask, Message, Refused, Welcome
+from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Parameters
 from skerry.wire.tcp import Client
@@ -27,9 +29,34 @@ INBOX_MAX = 1024
 TICK_S = 0.05
 POLL_S = 0.005  # how often a standing training thread looks for boundary work
 JOIN_S = 5.0  # for the node thread to end its turn
+ANSWER_POLL_S = 0.1  # how often one who waits for an answer looks at the time
 WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
 
 log = logging.getLogger("skerry.learner")
+
+
+class Patience:
+    """How long to wait for a syncer that is not there, and what is said meanwhile; a limit of 0 is for ever."""
+
+    def __init__(self, client: Client, limit_s: float) -> None:
+        self.client, self.limit_s = client, limit_s
+        self._began_at = self._said_at = time.monotonic()
+
+    def refresh(self) -> None:
+        """The syncer is there: whatever takes time now is its own, or the link's."""
+        self._began_at = time.monotonic()
+
+    def look(self) -> None:
+        """Say now and then that nobody is there; `JoinTimeout` when that has been so for too long."""
+        now, trouble = time.monotonic(), self.client.trouble or "connected, and no answer yet"
+        if self.limit_s and now - self._began_at >= self.limit_s:
+            raise JoinTimeout(
+                f"no syncer took this learner in at {self.client.address} for {self.limit_s:g} s: {trouble}; check the "
+                "address, or wait longer with join_timeout_s (SKERRY_JOIN_TIMEOUT_S; 0 is for ever)"
+            )
+        if now - self._said_at >= WAITING_SAYS_S:
+            self._said_at = now
+            log.warning("waiting for syncer %s (%s)", self.client.address, trouble)
 
 
 class LearnerShell:
@@ -51,14 +78,14 @@ class LearnerShell:
 
     # ------------------------------------------------------------------------------------------ training thread
 
-    def start(self) -> None:
+    def start(self, join_timeout_s: float) -> None:
         """Wait until every fragment has a base and stands in the live parameters, or the run is over before that."""
-        said_at = time.monotonic()
+        patience = Patience(self.client, join_timeout_s)
         while self.driver.is_joining and self._failure is None:
+            if self.driver.is_linked:
+                patience.refresh()
+            patience.look()
             self._stand()
-            if time.monotonic() - said_at > WAITING_SAYS_S:
-                said_at = time.monotonic()
-                log.warning("waiting for syncer %s (%s)", self.client.address, self.client.trouble or "joining")
         self._check()
         self._stepped_at = time.monotonic()
 
@@ -124,20 +151,25 @@ class LearnerShell:
         self.driver.tick()
 
     def _take(self, event: WireEvent | None) -> None:
-        if event is not None:
-            self.driver.take(event)
+        if event is None:
+            return
+        self.driver.take(event)
+        if isinstance(event, Received) and isinstance(event.message, Welcome) and self.node.config is not None:
+            wire = self.node.config.wire
+            self.client.keep_time(wire.heartbeat_s, wire.timeout_s)
 
 
-def fetch_config(host: str, port: int, token: bytes | None) -> configs.Config:
+def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: float) -> configs.Config:
     """Ask a syncer what it trains, waiting for it if it is not there yet."""
     inbox: queue.Queue[WireEvent] = queue.Queue(INBOX_MAX)
     client = Client(host, port, token, inbox, _no_payload)
+    patience = Patience(client, join_timeout_s)
     try:
         while True:
+            patience.look()
             try:
-                event = inbox.get(timeout=WAITING_SAYS_S)
+                event = inbox.get(timeout=ANSWER_POLL_S)
             except queue.Empty:
-                log.warning("waiting for syncer %s (%s)", client.address, client.trouble or "no answer yet")
                 continue
             match event:
                 case Opened():
@@ -160,3 +192,15 @@ def learner_name(given: str | None) -> str:
         return given
     host = "".join(c if c.isalnum() or c in "._-" else "-" for c in os.uname().nodename.lower())
     return f"{host[:48]}-{os.getpid()}"
+
+
+def join_timeout(given_s: float | str | None, default_s: float) -> float:
+    """How long to wait for a syncer: what is given, else what the environment says, else the default."""
+    words = given_s if given_s is not None else os.environ.get("SKERRY_JOIN_TIMEOUT_S") or default_s
+    try:
+        limit_s = float(words)
+    except (TypeError, ValueError):
+        limit_s = math.nan
+    if not 0 <= limit_s < math.inf:
+        raise ConfigError(f"join_timeout_s (SKERRY_JOIN_TIMEOUT_S) = {words}: give seconds, or 0 to wait for ever")
+    return limit_s

@@ -56,6 +56,7 @@ def train(
     name: str,
     speed: float,
     token_file: str | None,
+    join_timeout_s: float,
     device: str,
     pace_file: Path | None,
     wants_on: Callable[[], bool],
@@ -64,7 +65,8 @@ def train(
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
     model = model_of(config).to(device)
     inner = Inner(model, config.learner.lr, config.learner.weight_decay)
-    with Learner(model, inner.optimizer, syncer, name=name, token_file=token_file) as learner:
+    joining = Learner(model, inner.optimizer, syncer, name=name, token_file=token_file, join_timeout_s=join_timeout_s)
+    with joining as learner:
         stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)
         stream.seek(learner.prior_steps)
         pace = Pace(config.learner.step_s / speed, pace_file)

@@ -68,7 +68,8 @@ class TcpEndpoint(ABC):
     ) -> None:
         self._inbox = inbox
         self._dialect = dialect
-        self._heartbeat_s, self._timeout_s, self._handshake_s = heartbeat_s, timeout_s, handshake_s
+        self._heartbeat_s, self._timeout_s, self._tick_s = heartbeat_s, timeout_s, _tick_s(heartbeat_s)
+        self._handshake_s = handshake_s
         self._queue_bytes_max = queue_bytes_max
         self._meter = Meter()
         self._peers: dict[int, Peer] = {}
@@ -77,7 +78,6 @@ class TcpEndpoint(ABC):
         self._transfer_ids = itertools.count(1)
         self._backlog: deque[WireEvent] = deque()  # what a full inbox left behind
         self._paused = False  # while there is a backlog, no messages are read
-        self._tick_s = min(TICK_S, heartbeat_s / 2)
         self._ticked = -NEVER
         self._close_by = NEVER
         self._loop = Loop(f"skerry-{type(self).__name__.lower()}", self._step, self._end_loop)
@@ -103,6 +103,10 @@ class TcpEndpoint(ABC):
             view = frames.flat(payload)
             outgoing = Outgoing(frames.encode_bulk(next(self._transfer_ids), message, view), len(view), tag)
             self._loop.call(self._enqueue, peer, outgoing, True)
+
+    def keep_time(self, heartbeat_s: float, timeout_s: float) -> None:
+        """From now on speak this often, and count a peer as gone after this much silence."""
+        self._loop.call(self._keep_time, heartbeat_s, timeout_s)
 
     def drop(self, peer: int, reason: str) -> None:
         """Give a peer up; what was sent to it before is still delivered if it reads promptly."""
@@ -141,6 +145,11 @@ class TcpEndpoint(ABC):
                 idle = not connection.outgoing and not connection.ended
                 if idle and now - connection.spoke >= self._heartbeat_s:
                     self._write_frame(connection, frames.PING_FRAME)
+
+    def _keep_time(self, heartbeat_s: float, timeout_s: float) -> None:
+        if (heartbeat_s, timeout_s) != (self._heartbeat_s, self._timeout_s):
+            self._heartbeat_s, self._timeout_s, self._tick_s = heartbeat_s, timeout_s, _tick_s(heartbeat_s)
+            self._forgive(time.monotonic())  # nobody knew yet how soon to speak
 
     def _forgive(self, now: float) -> None:
         """Silence so far was ours: start every clock again."""
@@ -395,3 +404,7 @@ class TcpEndpoint(ABC):
     def _release(self) -> None:
         """Give up what is not a connection; may be called twice."""
         return  # not every side has such a thing
+
+
+def _tick_s(heartbeat_s: float) -> float:
+    return min(TICK_S, heartbeat_s / 2)

@@ -50,15 +50,15 @@ def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
         return mismatch(syncer=mine.protocol, learner=said.protocol)
     _check_nonce(said.nonce)
     if mine.token is not None and not said.mac:
-        return "this syncer requires a token: pass --token-file (or SKERRY_TOKEN_FILE) with a copy of the syncer's"
+        return "this syncer requires a token: name a copy of its file as token_file (or SKERRY_TOKEN_FILE)"
     if mine.token is None and said.mac:
-        return "this syncer has no token: leave --token-file (or SKERRY_TOKEN_FILE) out, or give it one too"
+        return "this syncer has no token: leave token_file (or SKERRY_TOKEN_FILE) out, or give it one too"
     if isinstance(said, Attach):
         expected = _mac(mine, "attach", nonce, said.nonce, said.session)
     else:
         expected = _mac(mine, "proof", nonce, said.nonce)
     if not hmac.compare_digest(expected, said.mac):
-        return "wrong token: pass --token-file (or SKERRY_TOKEN_FILE) with a copy of the syncer's"
+        return "wrong token: name a copy of the syncer's file as token_file (or SKERRY_TOKEN_FILE)"
     return None
 
 

@@ -1,0 +1,80 @@
+"""A syncer spoken by hand, on a real socket: it welcomes, publishes and pulls when a test says so."""
+
+import queue
+import threading
+
+import numpy as np
+
+from node.pair import config_of
+from skerry import config as configs
+from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import Tensor, layout_of, split
+from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Report, Welcome
+from skerry.node.algebra import FLOAT32
+from skerry.wire.tcp import Server
+from skerry.wire.transport import Lost, Received
+
+WAIT_S = 60.0
+LAYOUT = layout_of([Tensor("w", (300,))])
+
+
+class Hand:
+    """The syncer of a run of one fragment; what `say` and `hear` are about is the last peer it heard."""
+
+    def __init__(self, **limits):
+        self.configure()
+        (self.fragment,) = split(LAYOUT, 1)
+        self.theta = np.zeros(self.fragment.size, np.float32)
+        self.inbox = queue.Queue()
+        self.server = Server("127.0.0.1", 0, None, self.inbox, self._payload_bytes, **limits)
+        self.peer = 0
+
+    def configure(self, **tables):
+        self.config = config_of(**{"sync": {"num_fragments": 1}} | tables)
+
+    def _payload_bytes(self, message):
+        return payload_bytes(message.codec, self.fragment.size)
+
+    def hear(self, kind, is_it=lambda message: True):
+        """The next such message, or such an event of the wire; a peer that is lost meanwhile is a failure."""
+        while True:
+            event = self.inbox.get(timeout=WAIT_S)
+            heard = event.message if isinstance(event, Received) else event
+            assert kind is Lost or not isinstance(heard, Lost), heard
+            if isinstance(heard, kind) and is_it(heard):
+                self.peer = event.peer
+                return heard
+
+    def say(self, message, payload=None):
+        self.server.send(self.peer, message, payload)
+
+    def welcome(self, progress=0.0):
+        self.hear(Hello)
+        self.say(Welcome("run", 1, "here", 1, 0, configs.encode(self.config), 0, 0, progress))
+
+    def take_in(self):
+        """Welcome a learner and hand it the first version."""
+        self.welcome()
+        self.hear(Report)  # what is bulk may overtake a welcome
+        self.publish(0)
+
+    def publish(self, version, settled=None):
+        seq, step = (settled.seq, settled.to_step) if settled else (0, 0)
+        digest = FLOAT32.digest(self.theta)
+        self.say(Publication(1, 1, 0, version, FULL, "fp32", digest, seq, step, 0.0), self.theta.tobytes())
+
+    def pulled(self):
+        self.say(Pull(1, 1, 0, 0, False, 0.0))
+        return self.hear(Contribution)
+
+
+def at_once(function):
+    """It is under way in a thread of its own; the thread."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def is_over(thread):
+    thread.join(WAIT_S)
+    return not thread.is_alive()

@@ -1,0 +1,136 @@
+"""How a learner's process joins: whom it waits for and how long, and that it then keeps the run's time."""
+
+import logging
+import time
+
+import pytest
+
+from node.pair import NumpyParameters
+from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
+from skerry import config as configs
+from skerry.core.messages import Answer, Ask, Report
+from skerry.errors import ConfigError, JoinTimeout
+from skerry.shell import learner as learner_shell
+from skerry.shell.learner import LearnerShell, fetch_config, join_timeout
+from skerry.wire.endpoint import TIMEOUT_S
+from skerry.wire.transport import Lost
+
+NOBODY = ("127.0.0.1", 1)  # a port on which nothing listens
+SHORT_S = 0.3
+
+
+@pytest.fixture
+def shells():
+    made = []
+
+    def shell(host, port):
+        made.append(LearnerShell("here", LAYOUT, NumpyParameters(), host, port, None))
+        return made[-1]
+
+    yield shell
+    for each in made:
+        each.close(timeout_s=0.0)
+
+
+@pytest.fixture
+def hands():
+    made = []
+
+    def hand(**limits):
+        made.append(Hand(**limits))
+        return made[-1]
+
+    yield hand
+    for each in made:
+        each.server.close()
+
+
+def waits_in_vain(shells, what, host, port):
+    if what == "start":
+        shells(host, port).start(SHORT_S)
+    else:
+        fetch_config(host, port, None, SHORT_S)
+
+
+@pytest.mark.parametrize("what", ["start", "fetch_config"])
+def test_a_wrong_address_is_said_with_what_was_tried_and_for_how_long(shells, what, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", SHORT_S / 3)
+    caplog.set_level(logging.WARNING, "skerry.learner")
+    with pytest.raises(JoinTimeout) as timeout:
+        waits_in_vain(shells, what, *NOBODY)
+    says = str(timeout.value)
+    assert "127.0.0.1:1 for 0.3 s: connection refused" in says and "join_timeout_s (SKERRY_JOIN_TIMEOUT_S" in says
+    assert "\n" not in says
+    assert "waiting for syncer 127.0.0.1:1 (connection refused)" in caplog.messages
+
+
+@pytest.mark.parametrize("what", ["start", "fetch_config"])
+def test_a_syncer_that_does_not_answer_is_none(shells, hands, what):
+    with pytest.raises(JoinTimeout, match="connected, and no answer yet"):
+        waits_in_vain(shells, what, "127.0.0.1", hands().server.port)
+
+
+def test_only_a_syncer_that_is_not_there_is_given_up(shells, hands):
+    """The first version of a large model may be on its way for longer than anyone would wait for a syncer."""
+    hand = hands()
+
+    def take_its_time():
+        hand.welcome()
+        for _ in range(3):
+            hand.hear(Report)  # a second lies between those of one that stands
+        hand.publish(0)
+
+    syncer = at_once(take_its_time)
+    shell = shells("127.0.0.1", hand.server.port)
+    shell.start(1.0)
+    assert is_over(syncer) and shell.is_running
+
+
+def test_an_answer_in_time_is_the_runs_configuration(hands):
+    hand = hands()
+
+    def answer():
+        hand.hear(Ask)
+        hand.say(Answer("run", configs.encode(hand.config)))
+
+    syncer = at_once(answer)
+    assert fetch_config("127.0.0.1", hand.server.port, None, WAIT_S) == hand.config and is_over(syncer)
+
+
+def test_the_time_to_wait_is_what_is_given_else_what_the_environment_says(monkeypatch):
+    monkeypatch.delenv("SKERRY_JOIN_TIMEOUT_S", raising=False)
+    assert join_timeout(None, 300.0) == 300.0 and join_timeout(0, 300.0) == 0.0
+    monkeypatch.setenv("SKERRY_JOIN_TIMEOUT_S", "7")
+    assert join_timeout(None, 300.0) == 7.0 and join_timeout("2.5", 300.0) == 2.5
+
+
+@pytest.mark.parametrize("words", ["soon", "-1", "nan", "inf"])
+def test_a_time_that_is_none_is_refused_in_one_line(words, monkeypatch):
+    monkeypatch.setenv("SKERRY_JOIN_TIMEOUT_S", words)
+    with pytest.raises(ConfigError, match=f"= {words}: give seconds, or 0 to wait for ever"):
+        join_timeout(None, 300.0)
+
+
+# ---------------------------------------------------------------------------------------------- the run's time
+
+
+def test_a_learner_speaks_as_often_as_the_run_says(shells, hands):
+    """This syncer hangs up after a silence that is shorter than a client keeps by itself, or between two reports."""
+    hand = hands(heartbeat_s=0.1, timeout_s=0.8)
+    hand.configure(wire={"heartbeat_s": 0.1, "timeout_s": 0.8})
+    syncer = at_once(hand.take_in)
+    shells("127.0.0.1", hand.server.port).start(WAIT_S)
+    assert is_over(syncer)
+    for _ in range(3):
+        hand.hear(Report)
+
+
+def test_a_learner_gives_a_silent_syncer_up_as_soon_as_the_run_says(shells, hands):
+    hand = hands(heartbeat_s=3600.0)
+    hand.configure(wire={"heartbeat_s": 0.1, "timeout_s": 0.5})
+    syncer = at_once(hand.take_in)
+    shells("127.0.0.1", hand.server.port).start(WAIT_S)
+    assert is_over(syncer)
+    began = time.monotonic()
+    hand.hear(Lost)
+    assert time.monotonic() - began < TIMEOUT_S / 2
