@@ -138,11 +138,19 @@ def local() -> Config:
 
 
 def paper() -> Config:
-    """The paper's setting: P = H = 24, tau = 2, K = 1 with grace, fixed H, lineage outer step."""
+    """The paper's setting, as near as Skerry comes to it: M = 8, P = H = 24, tau = 2, K = 1 with grace, H fixed, RDA, a
+    version overwrites what a learner holds (alpha = 0), 16 bits each way.
+
+    What differs: the outer step (0.7, 0.9) is that of the paper's predecessors and gamma is ours, for it publishes
+    neither; a contribution is measured from its learner's own base, and counts in part if it spans several versions and
+    more than H steps (the gain); a run ends with a plain mean of what is left; who comes back starts a fresh optimizer.
+    """
     return Config(
+        run=Run(learners=8),
         sync=Sync(quorum=1, policy="fixed"),
         outer=Outer(lr=0.7, momentum=0.9),
         wire=Wire(codec_up="bf16", codec_down="bf16"),
+        learner=Learner(adopt="overwrite"),
     )
 
 
@@ -301,6 +309,11 @@ def _problems(c: Config) -> Iterable[str]:
         yield (
             f"sync.fragment_sync_delay = {c.sync.fragment_sync_delay}: longer than sync.sync_every = "
             f"{c.sync.sync_every}; a sync must fit between two of a fragment"
+        )
+    if c.wire.timeout_s < 2 * c.wire.heartbeat_s:
+        yield (
+            f"wire.timeout_s = {c.wire.timeout_s:g}: less than two of wire.heartbeat_s = {c.wire.heartbeat_s:g}; "
+            "an idle link speaks once a heartbeat, so one that came late would cut it"
         )
     if c.sync.warm_share + c.sync.cool_share > 1:
         yield f"sync.warm_share + sync.cool_share = {c.sync.warm_share + c.sync.cool_share:g}: more than the whole run"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import inspect
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from skerry import __version__
+from skerry import config as configs
 from skerry.errors import Refusal, SkerryError
 from skerry.text import near
 
@@ -128,6 +130,12 @@ def need(module: str, extra: str, what: str) -> None:
     """Refuse what an extra that is not installed would do."""
     if find_spec(module) is None:
         raise Refusal(f"{what}: needs {module}: pip install 'skerry[{extra}]'")
+
+
+def add_preset(parser: Parser, default: str | None) -> None:
+    """--preset; its help is what the presets say of themselves."""
+    about = " ".join(f"{name}: {inspect.getdoc(preset)}" for name, preset in configs.PRESETS.items())
+    parser.add_argument("--preset", choices=sorted(configs.PRESETS), default=default, help=about)
 
 
 def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, Any]]]:

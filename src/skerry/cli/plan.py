@@ -211,7 +211,7 @@ def _run(words: Sequence[str]) -> int:
         epilog="Any key of the configuration is an option: --sync.quorum 2",
     )
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file, as skerry syncer takes it, and [plan] in it")
-    p.add_argument("--preset", choices=sorted(configs.PRESETS), default="default")
+    cli.add_preset(p, "default")
     p.add_argument("--genesis", metavar="FILE", help="your model's safetensors; only its header is read")
     p.add_argument("--params", metavar="N", help="your model's size, where there is no genesis yet")
     p.add_argument("--tensors", metavar="N", help="with --params (default: P)")

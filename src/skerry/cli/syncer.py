@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
         "--genesis", type=Path, help="safetensors with the first values (default: the built-in GPT, seeded)"
     )
     parser.add_argument("--config", type=Path, help="TOML file")
-    parser.add_argument("--preset", choices=sorted(configs.PRESETS), help="what the file and overrides start from")
+    cli.add_preset(parser, None)
     parser.add_argument(
         "--repair",
         nargs="?",

@@ -42,7 +42,7 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
     p = cli.Parser(
         prog=prog, description=description, epilog="Any key of the configuration is an option: --sync.quorum 2"
     )
-    p.add_argument("--learners", type=cli.whole, metavar="M", help="how many (default 4)")
+    p.add_argument("--learners", type=cli.whole, metavar="M", help="how many (default: the preset's, 4)")
     p.add_argument("--speeds", metavar="1,1,0.5", help="relative speed of each learner")
     p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds / speed; 0 runs free")
     p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
@@ -56,7 +56,7 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
     p.add_argument("--seed", type=cli.whole)
     p.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-TIME)")
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    p.add_argument("--preset", choices=sorted(configs.PRESETS), default="local")
+    cli.add_preset(p, "local")
     p.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this directory")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return p

@@ -1,0 +1,56 @@
+"""Every key has its bounds, every choice is one that the code knows, and what cannot run is refused by name."""
+
+from typing import get_args, get_type_hints
+
+import pytest
+from msgspec.structs import replace
+
+from skerry import config as configs
+from skerry.algo.codecs import CODECS
+from skerry.algo.merge import RULES
+from skerry.algo.outer import OUTER_RULES
+from skerry.errors import ConfigError
+
+TABLES = configs.Config.__struct_fields__
+
+
+def run_of(**tables):
+    """The defaults with a budget, and these tables instead of theirs."""
+    return replace(configs.Config(run=configs.Run(steps=100)), **tables)
+
+
+def test_every_number_has_its_bounds():
+    numbers = {
+        f"{table}.{key}"
+        for table in TABLES
+        for key, kind in get_type_hints(get_type_hints(configs.Config)[table]).items()
+        if kind in (int, float)
+    }
+    assert numbers == {path for path, _, _ in configs._RANGES}
+
+
+def test_every_choice_is_one_that_is_computed():
+    assert get_args(configs.Codec) == CODECS
+    assert set(get_args(get_type_hints(configs.Merge)["rule"])) == set(RULES)
+    assert set(get_args(get_type_hints(configs.Outer)["rule"])) == set(OUTER_RULES)
+
+
+@pytest.mark.parametrize("name", configs.PRESETS)
+def test_a_preset_with_a_budget_can_run(name):
+    preset = configs.PRESETS[name]()
+    configs.validate(replace(preset, run=replace(preset.run, steps=100)))
+
+
+def test_the_papers_preset_is_the_papers():
+    """[P §5.1, §D.1] M = 8, P = H = 24, tau = 2, K = 1 with grace, and alpha = 0."""
+    c = configs.paper()
+    assert (c.run.learners, c.sync.num_fragments, c.sync.sync_every) == (8, 24, 24)
+    assert (c.sync.fragment_sync_delay, c.sync.quorum, c.sync.policy) == (2, 1, "fixed")
+    assert 0 < c.sync.grace < 1
+    assert (c.merge.rule, c.learner.adopt) == ("rda", "overwrite")
+
+
+def test_a_timeout_leaves_room_for_a_late_heartbeat():
+    configs.validate(run_of(wire=configs.Wire(heartbeat_s=1.0, timeout_s=2.0)))
+    with pytest.raises(ConfigError, match=r"wire.timeout_s = 1.9: less than two of wire.heartbeat_s = 1; an idle link"):
+        configs.validate(run_of(wire=configs.Wire(heartbeat_s=1.0, timeout_s=1.9)))
