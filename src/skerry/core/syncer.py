@@ -4,8 +4,8 @@
 
 Theory of operation. The machine is told *events*, which are past facts (a learner said hello, a report or a whole
 contribution came, a merge is durable, time has passed), and answers with *actions*, which are orders (record, send,
-hold, publish, merge). It holds no payload and no array: contributions are named, their bytes are the node's. It has no
-clock either; time is whatever `now` says, less what the process slept (`core/clock.py`).
+hold, publish, merge). It holds no payload and no array: contributions are named, their bytes are the node's. It reads
+no clock either: time is what `now` says, less what the process slept (`core/clock.py`).
 
 A step has two halves. First the event is taken in, and what follows from it alone is ordered: a welcome, a hold or a
 rejection, publications. Then comes a *look* at where things stand, because what is due may follow from any event and
@@ -26,7 +26,7 @@ What decides owns its own state and nothing else: `Held` what is held, `Rounds` 
 each order before the next decision that could depend on it.
 
 `state` is the fold of the tape. The machine applies a fact when it orders its record, and a merge's when it is told
-that the merge is done. So what it orders next follows from what is durable, or stands behind it in the list of actions.
+that the merge is done. So whatever follows from a fact is ordered behind its record, and carried out after it is kept.
 Everything else here is lost in a crash, and is measured or reported anew.
 
 Invariants, and who keeps them:
