@@ -1,7 +1,8 @@
 """The audit of a tape: each fact is held against the invariants of a run, in the order it was written.
 
 Pure, incremental and fast: a fact costs its own size (a fold and the end cost the books'). The simulator, chaos and
-replay use the same one. The first bad fact is the last one judged: what follows it would be held against books that are
+replay use the same one. What a merge has to be is worked out by rules of its own (`core/expected.py`), never by those
+that decide. The first bad fact is the last one judged: what follows it would be held against books that are
 wrong. A violation is one line: the invariant, the fact, and the values that disagree.
 
     I1   no contribution is merged twice, merged ranges never overlap
@@ -18,11 +19,13 @@ wrong. A violation is one line: the invariant, the fact, and the values that dis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from skerry import config as configs
+from skerry.core import expected
+from skerry.core.expected import Brought, HowFar
 from skerry.core.facts import (
     Committed,
     Decision,
@@ -42,10 +45,8 @@ from skerry.core.facts import (
     Witnessed,
 )
 from skerry.core.ledger import MERGED, Account, Ledger, Settled
-from skerry.core.quorum import quorum_size
-from skerry.core.schedule import gain_of, recipe_of, stage_at, sync_every_in
 from skerry.core.state import RunState, created
-from skerry.core.vocabulary import PHASES, STAGES
+from skerry.core.vocabulary import PHASES
 
 CLOCK_SLACK_S = 1e-6  # `now - (now - elapsed)` is not quite `elapsed`
 FOLDED = (
@@ -64,7 +65,7 @@ class Audit:
         self._config = configs.Config()
         self._last: dict[int, Decision] = {}  # fragment -> its newest merge
         self._parents: dict[int, bytes] = {}  # fragment -> digest of the version before the newest
-        self._at_epoch = (0.0, 0)  # progress and steps: rounds do not survive a restart, none was opened before this
+        self._at_epoch = HowFar(0.0, 0)  # rounds do not survive a restart: none was opened before this
         self._fact: Fact | RunState | None = None
 
     def __repr__(self) -> str:
@@ -168,7 +169,7 @@ class Audit:
                 self._demand(False, "I15", "a run is created once")
             case EpochStarted():
                 self._demand(fact.epoch == state.epoch + 1, "I13", "epoch {} after {}", fact.epoch, state.epoch)
-                self._at_epoch = (state.progress, state.steps)
+                self._at_epoch = HowFar(state.progress, state.steps)
             case LifeStarted():
                 self._open(state, fact.elapsed_s)
                 self._life_started(state, fact)
@@ -251,11 +252,10 @@ class Audit:
             merged = [row for row in d.rows if row.fate == MERGED]
             self._merged(d, merged)
             self._quorum(d, len(merged))
-            since = (max(progress, self._at_epoch[0]), max(steps, self._at_epoch[1]))
+            since = HowFar(max(progress, self._at_epoch.progress), max(steps, self._at_epoch.steps))
             self._settings(state, d, since)
             if not self.violations:  # of rows and an H that are sound
-                gain = gain_of(d.rows, at.merged_in, d.version, d.sync_every)
-                self._demand(d.gain == gain, "I3", "takes {} of its delta, not {}", d.gain, gain)
+                self._gain(d, merged, at.merged_in)
 
     def _next_version(self, state: RunState, to: Decision | SteppedBack) -> bool:
         if not self._demand(0 <= to.fragment < len(state.fragments), "I3", "there is no such fragment"):
@@ -287,34 +287,39 @@ class Audit:
         codecs = {wire.codec_up, "fp32"} if d.is_closing else {wire.codec_up}
         for row, part in zip(merged, d.parts, strict=True):
             name, codec, base, weight = row.learner, part.codec, part.base_version, part.weight
-            expected = row.tokens * row.tokens / max(1, row.steps)
-            self._demand(0 < weight == expected, "I3", "{} weighs {}, not {}", name, weight, expected)
+            due = expected.weight(row.tokens, row.steps)
+            self._demand(0 < weight == due, "I3", "{} weighs {}, not {}", name, weight, due)
             self._demand(codec in codecs, "I3", "{} came in {}, not in {}", name, codec, sorted(codecs))
             self._demand(0 <= base < d.version, "I12", "{} is relative to version {}", name, base)
 
     def _quorum(self, d: Decision, merged: int) -> None:
         """What is left at the end is merged by however few have it."""
-        quorum = 1 if d.is_closing else quorum_size(self._config.sync.quorum, d.ready)
-        said = (d.quorum, d.ready)
-        self._demand(d.quorum == quorum, "I11", "quorum {} with {} ready, configured {}", *said, quorum)
+        configured = 1 if d.is_closing else self._config.sync.quorum
+        is_right = expected.is_quorum(d.quorum, configured, d.ready)
+        self._demand(is_right, "I11", "quorum {} with {} ready, configured {}", d.quorum, d.ready, configured)
         self._demand(1 <= d.quorum <= merged, "I11", "{} merged, quorum {}", merged, d.quorum)
 
-    def _settings(self, state: RunState, d: Decision, since: tuple[float, int]) -> None:
+    def _gain(self, d: Decision, merged: Sequence[Row], merged_in: Mapping[str, int]) -> None:
+        before = d.version - 1  # who has never been merged counts as if it had been in there
+        brought = [Brought(row.tokens, row.steps, d.version - merged_in.get(row.learner, before)) for row in merged]
+        is_right, due = expected.is_gain(d.gain, brought, d.sync_every), expected.gain(brought, d.sync_every)
+        self._demand(is_right, "I3", "takes {} of its delta, not {}", d.gain, due)
+
+    def _settings(self, state: RunState, d: Decision, since: HowFar) -> None:
         """What its stage says; that is the stage when its round was opened: not on the tape, but after `since`."""
-        config = self._config
+        config, how_far = self._config, HowFar(d.progress, d.steps)
         if d.is_closing:
             is_possible = state.phase == "closing"
         else:
-            first, last = (STAGES.index(stage_at(config, *at)) for at in (since, (d.progress, d.steps)))
-            is_possible = state.phase in ("training", "closing") and d.stage in STAGES[first : last + 1]
-        what, how_far = d.stage or "closing", (d.progress, d.steps)
+            is_possible = state.phase in ("training", "closing") and d.stage in expected.stages(config, since, how_far)
+        what = d.stage or "closing"
         self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", what, *how_far, state.phase)
-        every = sync_every_in(config.sync, d.stage)
+        every = expected.sync_every(config.sync, d.stage)
         self._demand(d.sync_every == every, "I3", "H = {}, not {}", d.sync_every, every)
         codec = "fp32" if d.is_closing else config.wire.codec_down
-        expected = (*recipe_of(config, d.stage), codec)
+        due = (*expected.recipe(config, d.stage), codec)
         said = (d.rule, d.outer, d.lr, d.momentum, d.delay, d.restart, d.codec)
-        self._demand(said == expected, "I3", "merged by {}, configured {}", said, expected)
+        self._demand(said == due, "I3", "merged by {}, configured {}", said, due)
 
     # ------------------------------------------------------------------------------------------ small things
 
