@@ -18,10 +18,9 @@ from skerry.adapters.torch import TorchParameters, layout_of_model, trainable
 from skerry.algo.fragments import gather, split
 from skerry.core.facts import Committed, PhaseChanged
 from skerry.core.state import state_of
-from skerry.errors import RefusedError, WireError
+from skerry.errors import RefusedError
 from skerry.run.export import write_model
 from skerry.run.genesis import read_genesis
-from skerry.shell.address import PORT, parse_address
 from skerry.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
@@ -71,32 +70,6 @@ def test_without_an_address_a_learner_does_nothing(monkeypatch):
     learner.close()
     assert threading.enumerate() == threads
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("address", "host", "port"),
-    [
-        ("skerry://syncer.example:7000", "syncer.example", 7000),
-        ("skerry://syncer.example:7000/", "syncer.example", 7000),
-        ("10.0.0.1:7000", "10.0.0.1", 7000),
-        ("localhost", "localhost", PORT),
-        ("skerry://localhost", "localhost", PORT),
-        ("[::1]:7000", "::1", 7000),
-        ("skerry://[fe80::1]:7000", "fe80::1", 7000),
-        ("[::1]", "::1", PORT),
-    ],
-)
-def test_addresses(address, host, port):
-    assert parse_address(address) == (host, port)
-
-
-@pytest.mark.parametrize(
-    "address", ["", "skerry://", ":", "::1", "host:port", "host:-1", "host:7_0", "http://host:80", "a:b:7", "[::1:7"]
-)
-def test_an_address_that_is_none_is_refused_in_one_line(address):
-    with pytest.raises(WireError, match="write host:port") as refusal:
-        parse_address(address)
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_wrong_address_is_given_up_after_a_while(monkeypatch):
@@ -314,6 +287,6 @@ def test_the_example_is_a_learner_of_a_real_syncer(tmp_path):
         assert syncer.wait() == 0, syncer.said
     assert len(said) < 6, "it stopped when the budget was spent, not after its 300 steps"
     facts = facts_of(tmp_path / "run")
-    merged = [row for fact in facts if isinstance(fact, Committed) for row in fact.rows]
+    merged = [row for fact in facts if isinstance(fact, Committed) for row in fact.decision.rows]
     assert {(row.learner, row.fate) for row in merged} == {("a", "merged")}
     assert isinstance(facts[-1], PhaseChanged) and facts[-1].phase == "closed"

@@ -1,0 +1,404 @@
+"""Who a connection is and what it may say, on both sides: real nodes on a real store behind frames in memory."""
+
+import queue
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from node.pair import NumpyParameters, Pair, config_of
+from skerry import config as configs
+from skerry.algo.fragments import Tensor, encode_layout, layout_of
+from skerry.core.events import Leave
+from skerry.core.facts import LifeStarted
+from skerry.core.messages import (
+    FULL,
+    PROTOCOL,
+    Answer,
+    Ask,
+    Contribution,
+    FragmentPosition,
+    Hello,
+    Lent,
+    Publication,
+    Pull,
+    Refused,
+    Report,
+    Stop,
+    Welcome,
+)
+from skerry.core.state import decode_fact
+from skerry.errors import ProtocolError
+from skerry.node.learner import LearnerNode
+from skerry.node.peers import Learners, Uplink
+from skerry.node.syncer import SyncerNode
+from skerry.store import Store
+from skerry.wire.frames import learner_dialect, syncer_dialect
+from skerry.wire.transport import Lost, MemoryEndpoint, Opened, Received, join
+
+replace = msgspec.structs.replace
+
+
+class House:
+    """A syncer's node and its door; `settle` lets it take in whatever has arrived."""
+
+    def __init__(self, root):
+        with Pair(root, config_of(learners=2)) as pair:
+            self.layout, self.fragments = pair.layout, pair.fragments
+        self.store = Store.open(root)
+        self.learners = Learners()
+        self.node = self.learners.node = SyncerNode(self.store, self.learners, 0.0)
+        self.inbox = queue.Queue()
+        self.endpoint = MemoryEndpoint(self.inbox, syncer_dialect(self.learners.payload_bytes))
+        self.learners.endpoint = self.endpoint
+
+    def settle(self):
+        while not self.inbox.empty():
+            self.learners.take(self.inbox.get_nowait(), 0.0)
+
+    def is_connected(self, learner):
+        return self.node.machine.members[learner].connected
+
+    @property
+    def lives(self):
+        facts = (decode_fact(record.body) for record in self.store.history())
+        return [(fact.learner, fact.life) for fact in facts if isinstance(fact, LifeStarted)]
+
+
+@dataclass
+class Caller:
+    """A connection that says what a test says; it hears messages, and why it was hung up on."""
+
+    house: House
+    name: str = "a"
+    process: str = "first"
+    inbox: queue.Queue = field(default_factory=queue.Queue)
+
+    def __post_init__(self):
+        self.endpoint = MemoryEndpoint(self.inbox, learner_dialect(self._payload_bytes))
+        self.at_house, self.peer = join(self.house.endpoint, self.endpoint)
+        self.house.settle()
+
+    def _payload_bytes(self, publication):
+        return self.house.node.algebra.payload_bytes("fp32", self.house.fragments[publication.fragment])
+
+    def hello(self, **changes):
+        layout = self.house.layout
+        return replace(Hello(PROTOCOL, self.name, self.process, 0, encode_layout(layout), layout.digest), **changes)
+
+    def report(self, life=1, positions=3):
+        return Report(self.name, life, 1, 0, 0, 0.0, "training", (FragmentPosition(FULL, 0, 0, 0),) * positions)
+
+    def contribution(self, payload, fragment=0, codec="fp32", life=1):
+        digest = xxhash.xxh3_128_digest(payload)
+        return Contribution(self.name, life, 1, fragment, 0, 0, 0, 4, 32, codec, digest)
+
+    def payload(self, fragment=0):
+        return np.zeros(self.house.fragments[fragment].size, np.float32).tobytes()
+
+    def say(self, message, payload=None):
+        """What comes back: messages, and the end of the connection."""
+        self.endpoint.send(self.peer, message, payload)
+        self.house.settle()
+        return self.heard()
+
+    def heard(self):
+        found = []
+        while not self.inbox.empty():
+            event = self.inbox.get_nowait()
+            if not isinstance(event, Opened):
+                found.append(event.message if isinstance(event, Received) else event)
+        return found
+
+    @property
+    def is_in(self):
+        return self.at_house in self.house.learners.peers
+
+
+@pytest.fixture
+def house(tmp_path):
+    house = House(tmp_path)
+    yield house
+    house.store.close()
+
+
+def dropped(house, caplog, caller, message, payload=None):
+    """The caller says this and is hung up on without a word; why, as the syncer's log has it."""
+    caplog.clear()
+    assert [type(heard) for heard in caller.say(message, payload)] == [Lost]
+    assert not caller.is_in
+    (line,) = [record.getMessage() for record in caplog.records if "dropped a peer" in record.getMessage()]
+    return line.removeprefix("dropped a peer: ")
+
+
+# ------------------------------------------------------------------------------------------ the syncer's door
+
+
+def test_a_hello_makes_a_connection_one_life_of_one_learner(house):
+    a, b = Caller(house), Caller(house, "b")
+    (welcome,), (other,) = a.say(a.hello()), b.say(b.hello())
+    assert (welcome.learner, welcome.life, welcome.index) == ("a", 1, 0) and (other.learner, other.index) == ("b", 1)
+    assert house.learners.peers == {a.at_house: ("a", 1), b.at_house: ("b", 1)} and house.learners.joining == {}
+    assert house.lives == [("a", 1), ("b", 1)]
+
+
+def test_a_first_report_is_answered_with_every_fragment(house):
+    a = Caller(house)
+    a.say(a.hello())
+    heard = a.say(a.report())
+    published = {message.fragment for message in heard if isinstance(message, Publication)}
+    assert published == set(range(len(house.fragments)))
+
+
+def test_who_asks_is_told_the_configuration_and_is_nobody(house):
+    a = Caller(house)
+    (answer,) = a.say(Ask())
+    assert isinstance(answer, Answer) and configs.decode(answer.config) == house.node.config
+    assert not a.is_in and house.lives == []
+
+
+def test_nothing_is_taken_in_before_a_hello(house, caplog):
+    a = Caller(house)
+    assert dropped(house, caplog, a, a.report()) == "Report before a hello"
+    again = Caller(house)
+    payload = again.payload()
+    assert dropped(house, caplog, again, again.contribution(payload), payload) == "Contribution before a hello"
+
+
+def test_a_second_hello_ends_the_connection_and_the_learner_is_away(house, caplog):
+    a = Caller(house)
+    a.say(a.hello())
+    assert dropped(house, caplog, a, a.hello()) == "a second hello"
+    assert not house.is_connected("a") and house.learners.links == {}
+
+
+@pytest.mark.parametrize("changes", [{"learner": "b"}, {"life": 2}, {"life": 0}], ids=str)
+def test_a_message_in_anothers_name_ends_the_connection_it_came_on_and_no_other(house, caplog, changes):
+    a, b = Caller(house), Caller(house, "b")
+    a.say(a.hello())
+    b.say(b.hello())
+    says = dropped(house, caplog, a, replace(a.report(), **changes))
+    assert says.startswith("a message in the name of ")
+    assert b.is_in and house.is_connected("b") and not house.is_connected("a")
+    assert house.node.machine.members["b"].report is None
+
+
+def test_a_contribution_in_anothers_name_is_not_held(house, caplog):
+    a, b = Caller(house), Caller(house, "b")
+    a.say(a.hello())
+    b.say(b.hello())
+    payload = a.payload()
+    says = dropped(house, caplog, a, replace(a.contribution(payload), learner="b"), payload)
+    assert says == "a message in the name of 'b' life 1" and house.node.held == {}
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_report_on_another_number_of_fragments_never_reaches_the_machine(house, caplog, count):
+    a = Caller(house)
+    a.say(a.hello())
+    assert dropped(house, caplog, a, a.report(positions=count)) == f"a report on {count} fragments"
+    assert house.node.machine.members["a"].report is None
+
+
+@pytest.mark.parametrize("bytes_more", [-4, 4])
+def test_a_payload_of_another_length_is_refused_before_it_is_received(house, bytes_more):
+    a = Caller(house)
+    a.say(a.hello())
+    payload = (a.payload() + bytes(4))[: len(a.payload()) + bytes_more]
+    (lost,) = a.say(a.contribution(payload), payload)
+    assert isinstance(lost, Lost) and not a.is_in and not house.is_connected("a")
+    assert house.node.held == {}
+
+
+def test_the_only_legal_length_is_that_of_the_fragment_in_the_runs_codec(house):
+    a, limit = Caller(house), house.learners.payload_bytes
+    for fragment in range(len(house.fragments)):
+        assert limit(a.contribution(b"", fragment)) == len(a.payload(fragment))
+    wrong = {
+        "fragment -1 of 3": a.contribution(b"", fragment=-1),
+        "fragment 3 of 3": a.contribution(b"", fragment=3),
+        "codec 'int4' is not the run's fp32": a.contribution(b"", codec="int4"),
+        f"codec '{16 * 'x'}' is not the run's fp32": a.contribution(b"", codec=99 * "x"),
+        "Lent carries no payload": Lent("a", 0, 0, b""),
+    }
+    for says, message in wrong.items():
+        with pytest.raises(ProtocolError) as error:
+            limit(message)
+        assert str(error.value) == says
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"protocol": PROTOCOL + 1}, "upgrade the older"),
+        ({"learner": ""}, "use 1 to 64 of"),
+        ({"learner": "../run"}, "use 1 to 64 of"),
+        ({"learner": "x" * 65}, "use 1 to 64 of"),
+        ({"layout": encode_layout(layout_of([Tensor("bias", (6,))])), "layout_digest": "?"}, "the model differs"),
+    ],
+    ids=str,
+)
+def test_who_cannot_take_part_is_told_why_and_leaves_no_trace(house, changes, says):
+    a = Caller(house)
+    refused, lost = a.say(a.hello(**changes))
+    assert isinstance(refused, Refused) and refused.final and says in refused.reason and "\n" not in refused.reason
+    assert isinstance(lost, Lost) and not a.is_in and house.lives == []
+
+
+def test_a_layout_nobody_can_read_is_no_hello(house, caplog):
+    a = Caller(house)
+    assert dropped(house, caplog, a, a.hello(layout=b"junk", layout_digest="?")).endswith("layout cannot be read")
+
+
+def test_the_same_process_on_a_second_connection_goes_on_there(house):
+    """Its old connection may be dead without anybody knowing; when its end is noticed, nobody departs."""
+    first, second = Caller(house), Caller(house)
+    first.say(first.hello())
+    (welcome,) = second.say(second.hello(life=1))
+    assert isinstance(welcome, Welcome) and welcome.life == 1
+    assert [type(heard) for heard in first.heard()] == [Lost]
+    assert house.learners.links == {("a", 1): second.at_house} and house.learners.peers == {second.at_house: ("a", 1)}
+    assert house.is_connected("a") and house.lives == [("a", 1)]
+
+
+def test_a_new_process_takes_the_name_over_and_the_old_one_is_dismissed(house):
+    old, new = Caller(house), Caller(house, process="second")
+    old.say(old.hello())
+    (welcome,) = new.say(new.hello())
+    assert welcome.life == 2 and house.lives == [("a", 1), ("a", 2)]
+    refused, lost = old.heard()
+    assert refused.final and "taken over by a newer process" in refused.reason and isinstance(lost, Lost)
+    assert new.is_in and not old.is_in and house.is_connected("a")
+
+
+def test_what_was_on_its_way_from_a_dismissed_peer_is_not_taken_for_anybodys(house):
+    """The old process reports while the new one says hello: its peer is nobody by the time that is read."""
+    old, new = Caller(house), Caller(house, process="second")
+    old.say(old.hello())
+    new.endpoint.send(new.peer, new.hello())
+    old.endpoint.send(old.peer, old.report())
+    house.settle()
+    assert house.node.machine.members["a"].report is None and house.is_connected("a") and new.is_in
+
+
+def test_a_life_this_syncer_never_gave_out_is_turned_away_but_not_for_good(house):
+    a = Caller(house)
+    refused, lost = a.say(a.hello(life=5))
+    assert isinstance(refused, Refused) and not refused.final and "says it is in life 5" in refused.reason
+    assert isinstance(lost, Lost) and house.learners.joining == {} and house.lives == []
+
+
+def test_a_connection_that_ends_is_a_learner_that_departs_once(house):
+    a = Caller(house)
+    a.say(a.hello())
+    a.endpoint.drop(a.peer, "gone")
+    house.settle()
+    assert not a.is_in and house.learners.links == {} and not house.is_connected("a")
+
+
+def test_what_is_sent_to_somebody_who_is_not_there_is_lost(house):
+    house.learners.send("nobody", 1, Stop(1, 1), None, None)
+    house.learners.dismiss("nobody", 1, "whoever you are", True)
+    a = Caller(house)
+    a.say(a.hello())
+    house.learners.send("a", 2, Stop(1, 2), None, None)
+    assert a.heard() == [] and a.is_in
+
+
+# ------------------------------------------------------------------------------------------ the learner's side
+
+
+class Island:
+    """A learner's node and its uplink, joined to an endpoint that a test speaks through."""
+
+    def __init__(self, config):
+        self.config = config
+        layout = layout_of([Tensor("w", (300,))])
+        self.uplink = Uplink()
+        self.node = self.uplink.node = LearnerNode("a", layout, NumpyParameters(), self.uplink, "process", lambda: 0.0)
+        self.inbox, self.syncer_inbox = queue.Queue(), queue.Queue()
+        self.endpoint = self.uplink.endpoint = MemoryEndpoint(self.inbox, learner_dialect(self.uplink.payload_bytes))
+        self.syncer = MemoryEndpoint(self.syncer_inbox, syncer_dialect(lambda message: 0))
+
+    def link(self):
+        self.at_syncer, self.peer = join(self.syncer, self.endpoint)
+        return self.settle()
+
+    def settle(self):
+        """What the syncer hears once the learner has taken in what was said to it."""
+        while not self.inbox.empty():
+            self.uplink.take(self.inbox.get_nowait())
+        found = []
+        while not self.syncer_inbox.empty():
+            event = self.syncer_inbox.get_nowait()
+            if isinstance(event, Received):
+                found.append(event.message)
+        return found
+
+    def tell(self, message, payload=None):
+        self.syncer.send(self.at_syncer, message, payload)
+        return self.settle()
+
+    def welcome(self):
+        return self.tell(Welcome("run", 1, "a", 1, 0, configs.encode(self.config), 0, 0, 0.0))
+
+    def publication(self, fragment=0, base_version=FULL, codec="fp32"):
+        return Publication(1, 1, fragment, 1, base_version, codec, b"", 0, 0, 0.0)
+
+
+@pytest.fixture
+def island():
+    return Island(config_of(sync={"num_fragments": 1}, wire={"codec_down": "int8"}))
+
+
+def test_a_new_process_says_hello_and_one_that_comes_back_says_which_life_it_is(island):
+    (hello,) = island.link()
+    assert (hello.learner, hello.life, hello.protocol) == ("a", 0, PROTOCOL)
+    island.welcome()
+    island.syncer.drop(island.at_syncer, "gone")
+    island.settle()
+    assert island.uplink.peer is None
+    again = next(message for message in island.link() if isinstance(message, Hello))
+    assert (again.process, again.life) == (hello.process, 1)
+
+
+def test_the_end_of_an_older_connection_is_not_the_end_of_this_one(island):
+    island.link()
+    island.welcome()
+    island.uplink.take(Lost(island.peer + 1, "long gone"))
+    assert island.uplink.peer == island.peer
+
+
+def test_a_refusal_ends_the_learner_only_if_it_is_final(island):
+    island.link()
+    island.tell(Refused("the tape lost its end", final=False))
+    assert island.node.left is None
+    island.tell(Refused("use another name"))
+    assert island.node.left == Leave("refused", "use another name")
+
+
+def test_a_publication_has_one_legal_length_and_none_before_the_welcome(island):
+    limit = island.uplink.payload_bytes
+    island.link()
+    with pytest.raises(ProtocolError):
+        limit(island.publication())
+    island.welcome()
+    (fragment,) = island.node.fragments
+    whole, delta = limit(island.publication()), limit(island.publication(base_version=0, codec="int8"))
+    assert whole == 4 * fragment.size and delta == island.node.algebra.payload_bytes("int8", fragment) < whole
+    for wrong in (
+        island.publication(fragment=1),
+        island.publication(fragment=-1),
+        island.publication(base_version=0, codec="int4"),
+        Pull(1, 1, 0, 0, False, 0.0),
+    ):
+        with pytest.raises(ProtocolError):
+            limit(wrong)
+
+
+def test_what_is_sent_without_a_syncer_is_lost(island):
+    island.uplink.send(Ask())
+    assert [type(message) for message in island.link()] == [Hello]
+    assert (island.uplink.bytes_up, island.uplink.bytes_down) == (island.endpoint.bytes_out, island.endpoint.bytes_in)

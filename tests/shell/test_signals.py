@@ -1,0 +1,102 @@
+"""When a process should end: real processes, real signals, and a parent that dies."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from skerry.shell.signals import end_with
+
+WAIT_S = 60.0
+
+# A process that goes on while it is wanted; it says where it is, a line at a time.
+WORKER = """
+import sys, time
+from skerry.shell.signals import until_signalled
+is_wanted = until_signalled(int(sys.argv[1]))
+if "look" in sys.argv:
+    is_wanted()
+print("up", flush=True)
+while "look" in sys.argv and is_wanted():
+    time.sleep(0.01)
+print("told", flush=True)
+time.sleep(600 if "stay" in sys.argv or "look" not in sys.argv else 0)
+"""
+# A process that waits for something else and would not look.
+WAITER = """
+import os, sys, time
+from skerry.shell.signals import end_with
+end_with(int(sys.argv[1]))
+print("up", flush=True)
+time.sleep(600)
+"""
+# A parent that starts one of them with its own process id, and does nothing more.
+PARENT = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], str(os.getpid()), 'look'])"
+
+
+@pytest.fixture
+def started():
+    """`started(code, words)` is a process whose lines can be read; none is left behind."""
+    processes = []
+
+    def start(code, *words):
+        process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait(WAIT_S)
+        process.stdout.close()
+
+
+def line(process):
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_word_and_the_process_ends_in_order(started, number):
+    process = started(WORKER, "0", "look")
+    assert line(process) == "up"
+    process.send_signal(number)
+    assert line(process) == "told" and process.wait(WAIT_S) == 0
+
+
+def test_a_second_signal_ends_it_at_once(started):
+    process = started(WORKER, "0", "look", "stay")
+    assert line(process) == "up"
+    process.terminate()
+    assert line(process) == "told"
+    process.terminate()
+    assert process.wait(WAIT_S) == 130
+
+
+def test_a_signal_before_the_first_look_is_an_interrupt(started):
+    """Nobody would see the note: it is waiting to join."""
+    process = started("import sys\ntry:\n exec(sys.argv[2])\nexcept KeyboardInterrupt:\n sys.exit(7)", "0", WORKER)
+    assert (line(process), line(process)) == ("up", "told")
+    process.terminate()
+    assert process.wait(WAIT_S) == 7
+
+
+def test_a_process_is_not_wanted_once_its_parent_is_gone(started):
+    parent = started(PARENT, WORKER)
+    assert line(parent) == "up"
+    parent.kill()
+    assert line(parent) == "told"
+
+
+def test_a_process_that_waits_for_something_else_is_ended_with_its_parent(started):
+    parent = started(PARENT, WAITER)
+    assert line(parent) == "up"
+    parent.kill()
+    assert parent.stdout.read() == "", "the pipe is closed by whoever held it last"
+
+
+def test_without_a_parent_nobody_is_watched():
+    before = threading.enumerate()
+    end_with(0)
+    assert threading.enumerate() == before
