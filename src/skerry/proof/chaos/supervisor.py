@@ -112,6 +112,8 @@ class ChaosRun(LocalRun):
                 return self.proxy.corrupt(fault.target, str(fault.parameters["direction"]))
             case "truncate":
                 return self.proxy.truncate(fault.target, str(fault.parameters["direction"]))
+            case _:
+                assert fault.kind in LINK, fault  # it lasts: the link's weather is set for it
         return True
 
     def _strike_process(self, fault: Fault) -> bool:

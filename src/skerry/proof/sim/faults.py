@@ -214,3 +214,5 @@ class Faults:
                 process.link.cut()
             case "corrupt" | "truncate":
                 self._spoils[name] = fault.kind
+            case _:
+                assert fault.kind == "drop", fault  # and there is nothing to cut
