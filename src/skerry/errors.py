@@ -10,6 +10,8 @@ code 2; a training loop may catch `skerry.SkerryError`, or `skerry.RemoteError` 
 
 from __future__ import annotations
 
+from skerry.core.vocabulary import Dismissal
+
 LINE_CHARS_MAX = 300  # of what a peer had a hand in
 
 
@@ -103,7 +105,11 @@ class ProtocolError(RemoteError):
 
 
 class RefusedError(RemoteError):
-    """The syncer will not have this learner; the text is its own one line."""
+    """The syncer will not have this learner; the text is its own one line, `why` the word for it."""
+
+    def __init__(self, text: str, why: Dismissal) -> None:
+        super().__init__(text)
+        self.why = why
 
 
 class JoinTimeout(RemoteError):

@@ -86,7 +86,7 @@ def test_of_two_learners_with_one_identity_the_newest_wins_and_the_other_is_told
         while not isinstance(told, Refused):
             event = old.inbox.get(timeout=20)
             told = event.message if isinstance(event, Received) else None
-        assert told.reason.startswith("learner twin was taken over by a newer process (life 2, this one was 1)")
+        assert told.text.startswith("learner twin was taken over by a newer process (life 2, this one was 1)")
         assert new.merge_once() >= 1
     assert [(f.learner, f.life) for f in facts_of(tmp_path / "run") if isinstance(f, LifeStarted)] == [
         ("twin", 1),

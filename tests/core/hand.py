@@ -38,6 +38,7 @@ from skerry.core.learner import LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import decode_fact, fold
 from skerry.core.syncer import SyncerMachine
+from skerry.core.vocabulary import Flaw
 
 TOKENS_PER_STEP = 10
 
@@ -166,8 +167,8 @@ class Desk:
         }
         return Contribution(**(fields | changes))
 
-    def arrive(self, c: Contribution, fault: str = "", payload_bytes: int = 10) -> list[object]:
-        return self.step(Arrived(c, payload_bytes, fault))
+    def arrive(self, c: Contribution, flaw: Flaw | None = None, payload_bytes: int = 10) -> list[object]:
+        return self.step(Arrived(c, payload_bytes, flaw))
 
     def contribute(self, name: str, p: int, to: int | None = None) -> list[object]:
         return self.arrive(self.contribution(name, p, to))

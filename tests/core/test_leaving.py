@@ -118,7 +118,8 @@ def test_the_caller_may_have_less_patience(bench, limit_s):
 def test_a_refused_learner_goes_at_once_and_says_nothing_more(bench, is_closing):
     if is_closing:
         bench.step(Closing())
-    assert bench.step(Told(Refused("another took its name"))) == [Leave("refused", "another took its name")]
+    refused = Refused("another took its name", "taken over")
+    assert bench.step(Told(refused)) == [Leave("refused", refused)]
 
 
 def test_after_it_has_left_nothing_happens_any_more(bench):

@@ -110,7 +110,7 @@ def describe(action: object) -> list[str]:
             head = f"merge fragment {d.fragment} to version {d.version} ({describe_reason(d)}; {how})"
             return [head, *(f"  {describe_row(row)}" for row in d.rows)]
         case Dismiss():
-            return [f"dismiss {action.learner}.{action.life}: {action.reason}"]
+            return [f"dismiss {action.learner}.{action.life}: {action.text}"]
         case Finish():
             return [f"finish: {action.reason}"]
     raise AssertionError(action)

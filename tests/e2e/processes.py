@@ -257,7 +257,7 @@ class Puppet:
         while True:
             event = self.inbox.get(timeout=WAIT_S)
             heard = event.message if isinstance(event, Received) else event
-            assert not isinstance(heard, Refused), heard.reason
+            assert not isinstance(heard, Refused), heard.text
             if isinstance(heard, kind):
                 return heard
 

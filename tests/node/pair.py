@@ -284,8 +284,8 @@ class Pair:
             body = bytearray(payload) if payload is not None else None
             self.wires.append(Wire(learner, "", msgspec.msgpack.encode(message), body, tag))
 
-    def dismiss(self, learner, life, reason, final):
-        self.dismissed.append((learner, reason))
+    def dismiss(self, learner, life, refused):
+        self.dismissed.append((learner, refused.text))
 
     def deliver(self):
         while self.wires:

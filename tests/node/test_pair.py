@@ -455,7 +455,7 @@ def test_a_learner_whose_values_are_spoiled_starts_afresh_and_the_syncer_never_s
         a.parameters.values[1][3] = np.nan
         pair.until(lambda: a.machine.discards)
         pair.run(2)
-        assert a.machine.discards == ["mlp.weight holds values that are not finite"]
+        assert a.machine.discards == ["not finite"]
         assert a.parameters.optimizer_resets == 1
         assert b.machine.discards == [] and b.parameters.optimizer_resets == 0
         assert all(np.isfinite(values).all() for values in a.parameters.values.values())
@@ -494,7 +494,7 @@ def test_a_harmful_contribution_is_refused_and_its_learner_fast_forwards(tmp_pat
 
         pair.tap = tap
         pair.until(lambda: a.machine.discards)
-        assert len(a.machine.discards) == 1 and a.machine.discards[0].startswith(f"refused by the syncer: {reason}")
+        assert a.machine.discards == ["refused"]
         assert pair.syncer.machine.refused == {reason: 1}
         pair.run(30)
         assert a.parameters.optimizer_resets == 0 and b.machine.discards == []
@@ -520,7 +520,7 @@ def test_a_learner_far_behind_gives_its_drift_up_everywhere(tmp_path):
         pair.until(lambda: min(n - h for n, h in zip(pair.versions, held, strict=True)) > 4)
         pair.link("away")
         pair.run(1)
-        assert away.machine.discards and away.machine.discards[0].endswith("versions behind")
+        assert away.machine.discards and away.machine.discards[0] == "stale"
         assert away.parameters.optimizer_resets == 0
         catch_up(pair)
         for p in range(3):

@@ -27,14 +27,7 @@ from skerry.wire.frames import (
     learner_dialect,
     syncer_dialect,
 )
-
-
-def sample(kind, **given):
-    """A message with zeros for what a test does not care about."""
-    zeros = {int: 0, float: 0.0, str: "", bytes: b"", bool: False}
-    fields = [field for field in msgspec.structs.fields(kind) if field.required]
-    return kind(**({field.name: zeros.get(field.type, ()) for field in fields} | given))
-
+from wire.samples import sample
 
 HELLO = sample(Hello, protocol=PROTOCOL, learner="fern", layout=b"layout" * 10)
 REPORT = sample(Report, learner="fern", positions=(FragmentPosition(0, 1, 2, 3), FragmentPosition(1, 2, 3, 4)))

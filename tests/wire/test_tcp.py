@@ -7,7 +7,6 @@ import queue
 import socket
 import threading
 
-import msgspec
 import pytest
 
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
@@ -26,16 +25,10 @@ from skerry.wire.frames import (
 from skerry.wire.handshake import Credentials
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Lost, Opened, Received, Sent
+from wire.samples import sample
 
 WAIT_S = 60
 MIB = 1 << 20
-
-
-def sample(kind, **given):
-    """A message with zeros for what a test does not care about."""
-    zeros = {int: 0, float: 0.0, str: "", bytes: b"", bool: False}
-    fields = [field for field in msgspec.structs.fields(kind) if field.required]
-    return kind(**({field.name: zeros.get(field.type, ()) for field in fields} | given))
 
 
 HELLO = sample(Hello, protocol=PROTOCOL, learner="fern")
@@ -138,7 +131,7 @@ def test_tokens_that_differ_are_refused_for_good(net, syncer_token, learner_toke
     server, server_inbox = net.server(token=syncer_token)
     client, client_inbox = net.client(server.port, token=learner_token)
     refused = expect(client_inbox, Received).message
-    assert isinstance(refused, Refused) and words in refused.reason and "\n" not in refused.reason
+    assert isinstance(refused, Refused) and words in refused.text and "\n" not in refused.text
     check_works(server, server_inbox, *net.client(server.port, token=syncer_token))
     assert client_inbox.empty() and client._dial_at == float("inf")
 
@@ -147,7 +140,7 @@ def test_tokens_that_differ_are_refused_for_good(net, syncer_token, learner_toke
 def test_a_protocol_mismatch_names_both_versions(net, syncer, learner):
     server, _ = net.server(protocol=syncer, token=b"right")
     _, inbox = net.client(server.port, protocol=learner, token=b"wrong")
-    reason = expect(inbox, Received).message.reason
+    reason = expect(inbox, Received).message.text
     assert f"syncer speaks protocol {syncer}" in reason and f"learner {learner}" in reason
 
 

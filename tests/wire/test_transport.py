@@ -3,22 +3,15 @@
 import queue
 import random
 
-import msgspec
 import pytest
 
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
 from skerry.wire.frames import CHUNK_BYTES, learner_dialect, syncer_dialect
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Lost, MemoryEndpoint, Opened, Received, Sent, join
+from wire.samples import sample
 
 WAIT_S = 60
-
-
-def sample(kind, **given):
-    """A message with zeros for what a test does not care about."""
-    zeros = {int: 0, float: 0.0, str: "", bytes: b"", bool: False}
-    fields = [field for field in msgspec.structs.fields(kind) if field.required]
-    return kind(**({field.name: zeros.get(field.type, ()) for field in fields} | given))
 
 
 HELLO = sample(Hello, protocol=PROTOCOL, learner="fern", layout=b"layout")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from skerry import cli
 from skerry import config as configs
-from skerry.core.admission import CLOSED
 from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import fetch_config, join_timeout, learner_name
@@ -58,7 +57,7 @@ def run(words: Sequence[str]) -> int:
     try:
         _train(config, name, join_timeout_s, options)
     except RefusedError as error:
-        if str(error) != CLOSED:
+        if error.why != "closed":
             raise
         log.info("%s", error)  # it came too late: nothing is left to do, and nothing is wrong
     if options.json:

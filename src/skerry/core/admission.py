@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from skerry.core.facts import Row
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.messages import Contribution
+from skerry.core.vocabulary import Flaw, Refusal
 
 
-def verdict(c: Contribution, fault: str, settled: Settled, held: Contribution | None, version: int) -> tuple[str, bool]:
-    """Why it is refused ("" if it is not), and whether it shows that the learner must fast-forward.
+def verdict(
+    c: Contribution, flaw: Flaw | None, settled: Settled, held: Contribution | None, version: int
+) -> tuple[Refusal | None, bool]:
+    """Why it is refused (None if it is not), and whether it shows that the learner must fast-forward.
 
-    `fault` is what is wrong with its values, `held` the contribution of the same learner that lies here already.
+    `flaw` is what is wrong with its values, `held` the contribution of the same learner that lies here already.
     """
     if c.seq <= settled.seq or (held is not None and (held.life, held.seq) == (c.life, c.seq)):
         return "duplicate", False
-    if fault:
-        return fault.split(":")[0], True
+    if flaw is not None:
+        return flaw, True
     if c.from_step < settled.step or c.from_tokens < settled.tokens:
         return "overlap", True
     if c.from_step == settled.step and c.from_tokens > settled.tokens:
@@ -32,7 +35,7 @@ def verdict(c: Contribution, fault: str, settled: Settled, held: Contribution | 
         return "unknown base", True
     if held is not None:
         return "one is held", False
-    return "", False
+    return None, False
 
 
 def rows_of(c: Contribution, settled: Settled) -> list[Row]:

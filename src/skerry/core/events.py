@@ -8,8 +8,6 @@ durable before the next one is.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct
 
 from skerry.core.facts import Committed, Decision, Fact
@@ -25,7 +23,7 @@ from skerry.core.messages import (
     SyncerMessage,
     Welcome,
 )
-from skerry.core.vocabulary import Ending
+from skerry.core.vocabulary import Dismissal, Ending, Flaw, GivenUp, WayOut
 
 # ---------------------------------------------------------------------------------------------- syncer: events
 
@@ -54,11 +52,11 @@ class Reported(Struct, frozen=True):
 
 
 class Arrived(Struct, frozen=True):
-    """A contribution is complete and was looked at; `fault` says what is wrong with its values, if anything."""
+    """A contribution is complete and was looked at; `flaw` says what is wrong with it, if anything."""
 
     contribution: Contribution
     payload_bytes: int
-    fault: str = ""
+    flaw: Flaw | None = None
     payload_s: float = 0.0  # from its first byte to its last
 
 
@@ -132,12 +130,12 @@ class Merge(Struct, frozen=True):
 
 
 class Dismiss(Struct, frozen=True):
-    """Tell a process why it is not wanted, for good or (not `final`) at present, and close its link."""
+    """Tell a process why it is not wanted, and close its link."""
 
     learner: str
     life: int
-    reason: str
-    final: bool = True
+    why: Dismissal
+    text: str  # one line for a person
 
 
 class Finish(Struct, frozen=True):
@@ -262,24 +260,16 @@ class Adopt(Struct, frozen=True):
 class FastForward(Struct, frozen=True):
     """At the next boundary adopt the published state everywhere, drop drift and outstanding contributions."""
 
-    reason: str
+    reason: GivenUp
+    detail: str  # the parameter, the refusal, how far behind
     reset_optimizer: bool
-
-
-WayOut = Literal[
-    "settled",  # it left by itself, and all its work is settled
-    "done",  # the run is closed, and all its work is settled
-    "no last versions",  # the run is closed, but versions with its last work did not come
-    "timeout",  # somebody else did not do their part in time
-    "refused",  # the syncer will not have it
-]
 
 
 class Leave(Struct, frozen=True):
     """Nothing is left to do for this process: the training loop may end."""
 
     way: WayOut
-    refusal: str = ""  # the syncer's own words
+    refused: Refused | None = None
 
 
 LearnerAction = SayHello | SendReport | Snapshot | Contribute | Resend | Adopt | FastForward | Leave

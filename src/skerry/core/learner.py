@@ -36,7 +36,6 @@ from skerry.core.events import (
     Told,
     Unlinked,
     Unusable,
-    WayOut,
 )
 from skerry.core.messages import (
     FULL,
@@ -50,6 +49,7 @@ from skerry.core.messages import (
     Stop,
     Welcome,
 )
+from skerry.core.vocabulary import GivenUp, LearnerState, WayOut
 
 REPORT_S_MIN = 0.05  # at most one report per this long while stepping
 REPORT_S_MAX = 1.0  # and one at least this often while linked
@@ -89,11 +89,11 @@ class LearnerMachine:
         self.epoch = 0
         self.step_count = 0
         self.tokens = 0
-        self.state = "training"
+        self.state: LearnerState = "training"
         self.is_stop_asked = False  # the run wants no further step; the loop may be in the middle of one
         self.linked = False
         self.progress = 0.0
-        self.discards: list[str] = []  # why each fast-forward happened
+        self.discards: list[GivenUp] = []  # why each fast-forward happened
         self.positions = [Position() for _ in range(fragment_count)]
         self._seq = 0
         self._number = 0
@@ -107,7 +107,7 @@ class LearnerMachine:
         self._done_at: float | None = None
         self._closing_at: float | None = None
         self._limit_s: float | None = None  # the caller's own, on closing
-        self._refusal = ""
+        self._refused: Refused | None = None
         self._actions: list[LearnerAction] = []
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class LearnerMachine:
                 self.positions[event.fragment].want_full = True
             case Spoiled():
                 self.positions[event.fragment].outstanding = None
-                self._fast_forward(f"{event.parameter} holds values that are not finite", reset_optimizer=True)
+                self._fast_forward("not finite", event.parameter, reset_optimizer=True)
             case Closing():
                 self._close(event, now)
             case Ticked():
@@ -160,7 +160,7 @@ class LearnerMachine:
             self.state = "left"
         self._report(event, now)
         if way is not None:
-            self._do(Leave(way, self._refusal))
+            self._do(Leave(way, self._refused))
         return self._actions
 
     # ------------------------------------------------------------------------------------------ the way out
@@ -171,7 +171,7 @@ class LearnerMachine:
 
     def _way_out(self, now: float) -> WayOut | None:
         """Why this process may end now; None while somebody still needs it."""
-        if self._refusal:
+        if self._refused is not None:
             return "refused"
         if self._closing_at is None:
             return None
@@ -243,13 +243,13 @@ class LearnerMachine:
         )
         self._do(position.outstanding)
 
-    def _fast_forward(self, reason: str, reset_optimizer: bool = False) -> None:
+    def _fast_forward(self, reason: GivenUp, detail: str = "", reset_optimizer: bool = False) -> None:
         """Give the drift up, everywhere at once; the marks move at the boundary where it happens."""
         self.discards.append(reason)
         self._fast_forwarding = True
         for position in self.positions:
             position.outstanding = None
-        self._do(FastForward(reason, reset_optimizer))
+        self._do(FastForward(reason, detail, reset_optimizer))
 
     # ------------------------------------------------------------------------------------------ what the syncer says
 
@@ -259,7 +259,7 @@ class LearnerMachine:
             case Welcome():
                 self._welcome(message)
             case Refused():
-                self._refusal, self.linked = message.reason, False
+                self._refused, self.linked = message, False
             case Pull() | Publication() | Rejected() | Stop() | Done():
                 if message.life == self.life and message.epoch >= self.epoch:
                     self.epoch = message.epoch
@@ -283,7 +283,7 @@ class LearnerMachine:
             case Rejected():
                 outstanding = self.positions[message.fragment].outstanding
                 if message.harmful and outstanding is not None and outstanding.seq == message.seq:
-                    self._fast_forward(f"refused by the syncer: {message.reason}")
+                    self._fast_forward("refused", message.reason)
             case Stop():
                 self.is_stop_asked = True
                 self.state = "stopped" if self.state == "leaving" else self.state
@@ -313,10 +313,10 @@ class LearnerMachine:
         if self._fast_forwarding:
             pass  # all of it is given up at the next boundary
         elif is_stale and position.base_version > FULL:
-            self._fast_forward(f"{behind} versions behind")
+            self._fast_forward("stale", f"{behind} versions behind")
             settled = False
         elif not settled and message.settled_step > position.mark_step:
-            self._fast_forward("work was settled that is not at hand any more")
+            self._fast_forward("settled but not at hand")
         take_out = position.outstanding.seq if settled and position.outstanding else 0
         self._do(Adopt(message, take_out))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
+
 PROTOCOL = 1
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
@@ -49,7 +51,7 @@ class Report(Struct, frozen=True, tag=True):
     step: int
     tokens: int
     step_s: float  # duration of the last inner step, pacing included
-    state: str  # "training" | "stopped" (the run is closing) | "leaving" | "left"
+    state: LearnerState
     positions: tuple[FragmentPosition, ...]
     step_gap_s_max: float = 0.0
     bytes_up: int = 0
@@ -118,14 +120,16 @@ class Answer(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The syncer will not have this peer; `reason` is one line for a person.
+    """The syncer will not have this peer; `text` is one line for a person."""
 
-    One that is not final ends the connection alone: something is wrong on the syncer's side, and until it is put right
-    a learner trains on and dials again.
-    """
+    text: str
+    why: Dismissal = "unfit"
 
-    reason: str
-    final: bool = True
+    @property
+    def is_final(self) -> bool:
+        """Else it ends the connection alone: something is wrong on the syncer's side, and until it is put right a
+        learner trains on and dials again."""
+        return self.why != "ahead"
 
 
 class Pull(Struct, frozen=True, tag=True):
@@ -161,7 +165,7 @@ class Rejected(Struct, frozen=True, tag=True):
     life: int
     fragment: int
     seq: int
-    reason: str
+    reason: Refusal
     harmful: bool
 
 

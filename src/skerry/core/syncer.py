@@ -80,7 +80,7 @@ from skerry.core.rounds import Rounds
 from skerry.core.samples import Samples
 from skerry.core.schedule import spent_at, stage_at, sync_every_in
 from skerry.core.state import RunState
-from skerry.core.vocabulary import Fate, Sight, Stage
+from skerry.core.vocabulary import Fate, Refusal, Sight, Stage
 
 
 class SyncerMachine:
@@ -96,7 +96,7 @@ class SyncerMachine:
         self.rounds = Rounds(config.sync, count)
         self.closing = Closing(now, config.sync.close_timeout_s) if state.phase == "closing" else None
         self.waiting = "for learners"  # why nothing merges right now
-        self.refused: dict[str, int] = {}
+        self.refused: dict[Refusal, int] = {}
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
         self._actions: list[SyncerAction] = []
@@ -157,11 +157,11 @@ class SyncerMachine:
             if self.state.phase == "closed":
                 self._send(self.members[event.learner], Done(self.state.epoch, known.life))
         elif self.state.phase == "closed":
-            self._do(Dismiss(event.learner, 0, admission.CLOSED))
+            self._do(Dismiss(event.learner, 0, "closed", admission.CLOSED))
         elif event.life > newest:
             self._turn_away(event.learner, 0, admission.unknown_life(event.learner, event.life, newest))
         elif event.life > 0:
-            self._do(Dismiss(event.learner, 0, admission.superseded(event.learner, event.life, newest)))
+            self._do(Dismiss(event.learner, 0, "taken over", admission.superseded(event.learner, event.life, newest)))
         else:
             self._begin_life(event)
 
@@ -172,7 +172,7 @@ class SyncerMachine:
         the same number that is not the same.
         """
         self.ahead[learner] = why
-        self._do(Dismiss(learner, life, why, final=False))
+        self._do(Dismiss(learner, life, "ahead", why))
 
     def _begin_life(self, event: Joined) -> None:
         """A new process is a new life; what the old one had pending, and nobody holds, died with it."""
@@ -182,7 +182,8 @@ class SyncerMachine:
         index = known.index if known else len(self.state.lives)
         member = self.members.get(event.learner)
         if member is not None and member.connected:
-            self._do(Dismiss(event.learner, member.life, admission.superseded(event.learner, member.life, life)))
+            why = admission.superseded(event.learner, member.life, life)
+            self._do(Dismiss(event.learner, member.life, "taken over", why))
         self._record(LifeStarted(event.learner, life, event.process, index, self.elapsed_s))
         self.samples.forget(event.learner)
         self._bury(event.learner, life)
@@ -261,21 +262,20 @@ class SyncerMachine:
             return
         self.held.expect(c.fragment, event.payload_bytes)
         reason, harmful = self._verdict(event, c)
-        if not reason and not self.held.has_room(c.fragment, self.rounds.oldest):
+        if reason is None and not self.held.has_room(c.fragment, self.rounds.oldest):
             reason = "full"
             member.pulled_at.pop(c.fragment, None)  # asked again once there is room
-        if not reason:
+        if reason is None:
             self._hold(member, c, event.payload_bytes)
             self.samples.arrived(c.learner, c.life, event.payload_bytes, event.payload_s)
             return
         self._count(reason)
         if reason != "duplicate":
-            why = event.fault or reason
-            self._send(member, Rejected(self.state.epoch, c.life, c.fragment, c.seq, why, harmful))
+            self._send(member, Rejected(self.state.epoch, c.life, c.fragment, c.seq, reason, harmful))
 
-    def _verdict(self, event: Arrived, c: Contribution) -> tuple[str, bool]:
+    def _verdict(self, event: Arrived, c: Contribution) -> tuple[Refusal | None, bool]:
         held, version = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment].version
-        return admission.verdict(c, event.fault, self._settled(c), held, version)
+        return admission.verdict(c, event.flaw, self._settled(c), held, version)
 
     def _hold(self, member: Member, c: Contribution, payload_bytes: int) -> None:
         self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
@@ -488,7 +488,7 @@ class SyncerMachine:
         stall_s = self.config.sync.stall_s
         return tuple(m for _, m in sorted(self.members.items()) if m.is_ready(self.clock.now, stall_s))
 
-    def _count(self, reason: str) -> None:
+    def _count(self, reason: Refusal) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _record(self, fact: LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled) -> None:

@@ -28,3 +28,39 @@ Sight = Literal["lost", "stepping"]
 
 Ending = Literal["closed", "interrupted"]
 """Why a syncer process has nothing left to do."""
+
+LearnerState = Literal["training", "stopped", "leaving", "left"]
+"""Of a learner by its own report; it is stopped when the run closes, and leaving when it goes before."""
+
+Flaw = Literal["damaged", "not finite", "too large"]
+"""What is wrong with a contribution's bytes or values."""
+
+Refusal = Literal[
+    Flaw,
+    "duplicate",
+    "overlap",
+    "tokens without steps",
+    "no work",
+    "unknown base",
+    "one is held",
+    "full",
+    "old life",
+    "closed",
+]
+"""Why a contribution is not held."""
+
+Dismissal = Literal["unfit", "closed", "taken over", "ahead"]
+"""Why a process is sent away: it does not fit the run, the run is over, a newer process has its name, or it has seen
+what the syncer's tape does not hold. Only the last is not for good."""
+
+GivenUp = Literal["stale", "settled but not at hand", "not finite", "refused"]
+"""Why a learner gave its drift up and went on from the published model."""
+
+WayOut = Literal[
+    "settled",  # it left by itself, and all its work is settled
+    "done",  # the run is closed, and all its work is settled
+    "no last versions",  # the run is closed, but versions with its last work did not come
+    "timeout",  # somebody else did not do their part in time
+    "refused",  # the syncer will not have it
+]
+"""How a learner's process comes to its end."""

@@ -261,7 +261,7 @@ class LearnerNode:
         if isinstance(message, Welcome):
             self._begin(message)
         elif isinstance(message, Refused):
-            self.left = Leave("refused", message.reason)
+            self.left = Leave("refused", message)
 
     def _begin(self, welcome: Welcome) -> None:
         """The first welcome brings the run's configuration, and with it the fragments."""
@@ -429,7 +429,8 @@ class LearnerNode:
         return out.take_out
 
     def _fast_forward(self, action: FastForward) -> None:
-        log.warning("%s: fast-forward to the published model: %s", self.name, action.reason)
+        detail = f" ({action.detail})" if action.detail else ""
+        log.warning("%s: fast-forward to the published model: %s%s", self.name, action.reason, detail)
         self.observer.fast_forwarded(action.reason)
         self.outstanding.clear()
         self.residuals = [None] * len(self.fragments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from skerry.core.events import LearnerEvent
+from skerry.core.vocabulary import GivenUp
 
 if TYPE_CHECKING:
     from skerry.node.learner import Outstanding
@@ -24,7 +25,7 @@ class LearnerObserver(Protocol):
     def settled(self, fragment: int, seq: int) -> None:
         """A contribution has left the drift; what the codec could not say is the residual now."""
 
-    def fast_forwarded(self, reason: str) -> None:
+    def fast_forwarded(self, reason: GivenUp) -> None:
         """The drift will be given up at the next boundary."""
 
 
@@ -34,7 +35,7 @@ class Unwatched:
     def event_came(self, event: LearnerEvent) -> None: ...
     def contributed(self, out: Outstanding) -> None: ...
     def settled(self, fragment: int, seq: int) -> None: ...
-    def fast_forwarded(self, reason: str) -> None: ...
+    def fast_forwarded(self, reason: GivenUp) -> None: ...
 
 
 UNWATCHED = Unwatched()

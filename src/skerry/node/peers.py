@@ -167,14 +167,14 @@ class Learners:
         self.peers[peer] = (learner, life)
         log.info("%s joined (life %d)", learner, life)
 
-    def dismiss(self, learner: str, life: int, reason: str, final: bool) -> None:
+    def dismiss(self, learner: str, life: int, refused: Refused) -> None:
         peer = self.links.pop((learner, life), None) if life else self.joining.pop(learner, None)
         if peer is not None:
             self.peers.pop(peer, None)
-            if not final:
+            if not refused.is_final:
                 self._turned_away.add(peer)
-            self.endpoint.send(peer, Refused(reason, final))
-            self.endpoint.drop(peer, reason)
+            self.endpoint.send(peer, refused)
+            self.endpoint.drop(peer, refused.text)
 
 
 class Uplink:
@@ -197,8 +197,8 @@ class Uplink:
                     self.send(self.node.hello(0))
                 else:
                     self.node.handle(Linked())
-            case Received(message=Refused(final=False) as refused):
-                self._turned_away(refused.reason)
+            case Received(message=Refused(is_final=False) as refused):
+                self._turned_away(refused.text)
             case Received():
                 self.node.told(event.message, event.payload, event.payload_s)  # type: ignore[arg-type]
             case Sent():
@@ -212,12 +212,12 @@ class Uplink:
                     if self.node.machine is not None:
                         self.node.handle(Unlinked())
 
-    def _turned_away(self, reason: str) -> None:
+    def _turned_away(self, why: str) -> None:
         """The syncer hangs up and the endpoint dials again, until the right run is served; training goes on."""
         self._is_turned_away = True
         if self.node.clock() - self._said_at >= TURNED_AWAY_SAYS_S:
             self._said_at = self.node.clock()
-            learner_log.warning("not taken in, training goes on: %s", reason)
+            learner_log.warning("not taken in, training goes on: %s", why)
 
     def payload_bytes(self, message: Message) -> int:
         """The only legal payload length of a publication; called by the I/O thread before it allocates."""

@@ -31,10 +31,10 @@ from skerry.core.events import (
     SyncerEvent,
 )
 from skerry.core.facts import Committed, EpochStarted, Fact, Result
-from skerry.core.messages import FULL, Contribution, Publication, SyncerMessage
+from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
-from skerry.core.vocabulary import Ending
+from skerry.core.vocabulary import Ending, Flaw
 from skerry.node.algebra import FLOAT32, Algebra, Payload
 from skerry.store.store import RECORD, Store
 
@@ -65,7 +65,7 @@ class Outbox(Protocol):
 
     def send(self, learner: str, life: int, message: SyncerMessage, payload: Payload | None, tag: object) -> None: ...
 
-    def dismiss(self, learner: str, life: int, reason: str, final: bool) -> None: ...
+    def dismiss(self, learner: str, life: int, refused: Refused) -> None: ...
 
 
 class SyncerNode:
@@ -111,21 +111,20 @@ class SyncerNode:
 
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""
-        found, fault = self._inspect(c, payload)
-        if fault:
-            log.warning("refused contribution of %s to fragment %d: %s", c.learner, c.fragment, fault)
+        found, flaw = self._inspect(c, payload)
+        if flaw is not None:
+            largest = f" (largest value {found.max_abs:.3g})" if found else ""
+            log.warning("refused contribution of %s to fragment %d: %s%s", c.learner, c.fragment, flaw, largest)
         arrival = Arrival(c, payload, found) if found else None
-        self.handle(Arrived(c, len(payload), fault, payload_s), now, arrival)
+        self.handle(Arrived(c, len(payload), flaw, payload_s), now, arrival)
 
-    def _inspect(self, c: Contribution, payload: Payload) -> tuple[Inspection | None, str]:
+    def _inspect(self, c: Contribution, payload: Payload) -> tuple[Inspection | None, Flaw | None]:
         if self.algebra.checksum(payload) != c.digest:
-            return None, "damaged: its digest does not match"
+            return None, "damaged"
         found = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
         if not found.finite:
-            return None, "not finite: it holds NaN or infinity"
-        if found.max_abs > ABS_MAX:
-            return None, f"too large: a value of {found.max_abs:.3g}"
-        return found, ""
+            return found, "not finite"
+        return found, "too large" if found.max_abs > ABS_MAX else None
 
     # ------------------------------------------------------------------------------------------ actions out
 
@@ -164,10 +163,11 @@ class SyncerNode:
 
     def _dismiss(self, action: Dismiss) -> None:
         """Said once: a learner that is not dismissed for good comes again every few seconds."""
-        if action.final or self._turned_away.get(action.learner) != action.reason:
-            log.warning("dismissed: %s", action.reason)
-        self._turned_away[action.learner] = action.reason
-        self.outbox.dismiss(action.learner, action.life, action.reason, action.final)
+        refused = Refused(action.text, action.why)
+        if refused.is_final or self._turned_away.get(action.learner) != action.text:
+            log.warning("dismissed: %s", action.text)
+        self._turned_away[action.learner] = action.text
+        self.outbox.dismiss(action.learner, action.life, refused)
 
     def _write(self, facts: list[Fact]) -> None:
         """One group commit."""

@@ -122,8 +122,8 @@ class LearnerShell:
 
     def _check(self) -> None:
         left = self.driver.left
-        if left is not None and left.way == "refused":
-            raise RefusedError(left.refusal)
+        if left is not None and left.refused is not None:
+            raise RefusedError(left.refused.text, left.refused.why)
         if self._failure is not None:
             raise RuntimeError("the learner's node thread died") from self._failure
 
@@ -177,7 +177,7 @@ def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: floa
                 case Received(message=Answer() as answer):
                     return configs.decode(answer.config)
                 case Received(message=Refused() as refused):
-                    raise RefusedError(refused.reason)
+                    raise RefusedError(refused.text, refused.why)
     finally:
         client.close()
 

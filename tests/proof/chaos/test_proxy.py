@@ -9,13 +9,13 @@ import socket
 import struct
 import threading
 
-import msgspec
 import pytest
 
 from skerry.core.messages import Contribution, Publication, Pull, Report
 from skerry.proof.chaos.proxy import CLEAR, Lane, Proxy, Weather
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Lost, Opened, Received
+from wire.samples import sample
 
 WAIT_S = 60
 KIB, MIB = 1 << 10, 1 << 20
@@ -499,13 +499,6 @@ class Stream:
 
 
 # ------------------------------------------------------------------------------------------------------ the real wire
-
-
-def sample(kind, **given):
-    """A message with zeros for what a test does not care about."""
-    zeros = {int: 0, float: 0.0, str: "", bytes: b"", bool: False}
-    fields = [field for field in msgspec.structs.fields(kind) if field.required]
-    return kind(**({field.name: zeros.get(field.type, ()) for field in fields} | given))
 
 
 def expect(inbox, kind):

@@ -157,7 +157,7 @@ def merge_unknown_fate(plant):
 
     def verdict(*args, held_out=admission.verdict):
         reason, harmful = held_out(*args)
-        return ("", False) if reason == "overlap" else (reason, harmful)
+        return (None, False) if reason == "overlap" else (reason, harmful)
 
     plant(admission, "verdict", verdict)
 
@@ -188,9 +188,9 @@ def adopt_backwards(plant):
 def keep_outstanding(plant):
     """A fast-forward drops the drift, but not the contribution that was to be taken out of it."""
 
-    def _fast_forward(self, reason, reset_optimizer=False, forward=LearnerMachine._fast_forward):
+    def _fast_forward(self, reason, detail="", reset_optimizer=False, forward=LearnerMachine._fast_forward):
         kept = [p.outstanding for p in self.positions]
-        forward(self, reason, reset_optimizer)
+        forward(self, reason, detail, reset_optimizer)
         for position, outstanding in zip(self.positions, kept, strict=True):
             position.outstanding = outstanding
 
@@ -291,9 +291,9 @@ def publish_first(plant):
 def take_duplicates(plant):
     """A contribution that was merged already is taken again."""
 
-    def verdict(c, fault, settled, held, version, held_out=admission.verdict):
-        reason, harmful = held_out(c, fault, settled, held, version)
-        return ("", False) if reason == "duplicate" and held is None else (reason, harmful)
+    def verdict(c, flaw, settled, held, version, held_out=admission.verdict):
+        reason, harmful = held_out(c, flaw, settled, held, version)
+        return (None, False) if reason == "duplicate" and held is None else (reason, harmful)
 
     plant(admission, "verdict", verdict)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skerry.algo.fragments import Fragment
 from skerry.core.events import LearnerEvent, Ticked
 from skerry.core.messages import FULL
+from skerry.core.vocabulary import GivenUp
 from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Outstanding, Pending
 from skerry.proof.sim.algebra import SPOILED
@@ -166,7 +167,7 @@ class LearnerProcess:
         self.kept[p] = 0
         self.taken_out[p] += self.world.oracle.said[self.name, self.node.machine.life, p, seq]
 
-    def fast_forwarded(self, reason: str) -> None:
+    def fast_forwarded(self, reason: GivenUp) -> None:
         self.world.oracle.fast_forwarded(reason)
 
     # ------------------------------------------------------------------------------------------ the node thread
@@ -199,8 +200,8 @@ class LearnerProcess:
         left = self.driver.left
         if left is None:
             return
-        if left.way == "refused":
-            self.world.saw["fenced old life" if "taken over" in left.refusal else "refused"] += 1
+        if left.refused is not None:
+            self.world.saw["fenced old life" if left.refused.why == "taken over" else "refused"] += 1
         else:
             self.world.saw["left"] += self.node.machine is not None and not self.node.machine.is_stop_asked
         self.end()

@@ -14,6 +14,7 @@ from skerry.core.facts import Committed, Decision, Discarded, Fact, LifeStarted,
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Publication
 from skerry.core.state import RunState, decode_fact
+from skerry.core.vocabulary import GivenUp
 from skerry.node.learner import Outstanding
 from skerry.proof.sim.algebra import SPOILED, unpack
 from skerry.store.store import Store
@@ -196,9 +197,10 @@ class Oracle:
             work = (done[c.to_step] - done[c.from_step]) % SPOILED  # a NaN may have come after the snapshot
             need(said == self.world.algebra.encode(c.codec, work)[1], "no work lost or doubled", f"of other steps: {c}")
 
-    def fast_forwarded(self, reason: str) -> None:
-        self.saw["fast-forward: stale"] += "behind" in reason
-        need("not at hand" not in reason, "no work lost or doubled", "settled, and its learner cannot take it out")
+    def fast_forwarded(self, reason: GivenUp) -> None:
+        self.saw["fast-forward: stale"] += reason == "stale"
+        is_at_hand = reason != "settled but not at hand"
+        need(is_at_hand, "no work lost or doubled", "settled, and its learner cannot take it out")
 
     def _weigh(self, process: LearnerProcess, p: int) -> None:
         """θ − Θ_b, residual and what was taken out add up to all it ever did, less what it gave up."""
