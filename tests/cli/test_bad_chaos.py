@@ -104,4 +104,4 @@ def test_a_tape_from_a_newer_version_is_named(refused, folder, words):
     segment.write_bytes(whole)
     (folder / "run" / "status.json").unlink()
     line = refused(*words, folder / "run")
-    assert "tape/000001.seg has format 9, this build reads up to " in line and line.endswith(": use a later one")
+    assert "tape/000001.seg has format 9; Skerry " in line and line.endswith(": use a later version")
