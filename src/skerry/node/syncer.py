@@ -36,6 +36,7 @@ from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
 from skerry.node.algebra import FLOAT32, Algebra, Payload
+from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
@@ -77,10 +78,12 @@ class SyncerNode:
         outbox: Outbox,
         now: float,
         algebra: Algebra = FLOAT32,
+        observer: SyncerObserver = UNWATCHED,
     ) -> None:
         self.store = store
         self.algebra = algebra
         self.outbox = outbox
+        self.observer = observer
         state = state_of(store.records)
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
@@ -105,9 +108,11 @@ class SyncerNode:
 
     def handle(self, event: SyncerEvent, now: float, arrival: Arrival | None = None) -> None:
         """One event, and everything that follows from it; `arrival` is what came with an `Arrived`."""
+        self.observer.event_came(event)
         events = deque([event])
         while events:
             events.extend(self._perform(self.machine.step(events.popleft(), now), arrival))
+        self.observer.event_done(event)
 
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""
@@ -173,7 +178,10 @@ class SyncerNode:
         """One group commit."""
         if not facts:
             return
-        self.store.commit([msgspec.msgpack.encode(fact) for fact in facts])
+        records = [msgspec.msgpack.encode(fact) for fact in facts]
+        self.observer.committing(records)
+        self.store.commit(records)
+        self.observer.committed(records)
         self._commits += 1
 
     def tidy(self) -> None:
@@ -189,6 +197,7 @@ class SyncerNode:
 
     def _merge(self, order: Merge) -> Committed:
         """The next version of a fragment; its file is written, its commit follows."""
+        self.observer.merging(order)
         decision, p = order.decision, order.decision.fragment
         arrivals = [self._take(c) for c in order.contributions]
         held = [

@@ -298,7 +298,7 @@ def test_the_loss_before_the_close_is_of_the_versions_the_tape_pins(
     monkeypatch.setattr(world.algebra, "parts", kept)
     world.run(lambda: None)
     pinned = [written[file] for file in world.syncer.machine.state.before_close]
-    assert torch.equal(world.master(world.syncer.before_close), world.master(pinned))
+    assert torch.equal(world.master(world.before_close), world.master(pinned))
     assert not torch.equal(world.master(pinned), world.master())
 
 

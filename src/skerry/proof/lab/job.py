@@ -98,7 +98,7 @@ def _decoupled(job: Job, device: str, told: Callable[[float], None]) -> Result:
 
         with suppress(DivergedError):
             world.run(each_tick)
-        state, before = world.syncer.machine.state, world.syncer.before_close
+        state, before = world.syncer.machine.state, world.before_close
         discarded = sum(state.ledger.discarded.values())
         return _result(
             job,

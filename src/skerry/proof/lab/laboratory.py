@@ -19,11 +19,11 @@ from torch import Tensor
 from skerry.adapters.torch import layout_of_model
 from skerry.algo.fragments import Fragment, split
 from skerry.core.events import Merge, Ticked
-from skerry.core.facts import Committed
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload, Values
 from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Pending
+from skerry.node.observers import Unwatched
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
 from skerry.proof.lab.algebra import Device
@@ -43,15 +43,15 @@ STEP_S = 0.3  # of a learner of speed 1, where the configuration does not pace i
 CLOSE_S_MAX = 3600.0  # virtual: a run that has not closed so long after its last step never will
 
 
-class Syncer(SyncerNode):
-    """The real node; it keeps the values its closing began with."""
+class BeforeClose(Unwatched):
+    """Keeps the values that the closing began with; they lie on the device, so no file of the run holds them."""
 
-    before_close: tuple[Values, ...] = ()
+    def __init__(self, world: Laboratory) -> None:
+        self.world = world
 
-    def _merge(self, order: Merge) -> Committed:
-        if order.decision.is_closing and not self.before_close:
-            self.before_close = tuple(self.values)
-        return super()._merge(order)
+    def merging(self, order: Merge) -> None:
+        if order.decision.is_closing and not self.world.before_close:
+            self.world.before_close = tuple(self.world.syncer.values)
 
 
 class Laboratory(Timeline):
@@ -76,9 +76,10 @@ class Laboratory(Timeline):
         trial = self.setting.trial
         self.algebra = Device(device) if trial == PRODUCT else Trials(device, trial)
         self.learners = Learners()
+        self.before_close: tuple[Values, ...] = ()
         self._create(folder)
         self.store = Store.open(folder, clock=self.clock)
-        self.syncer = self.learners.node = Syncer(self.store, self.learners, 0.0, self.algebra)
+        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, 0.0, self.algebra, BeforeClose(self))
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]
 

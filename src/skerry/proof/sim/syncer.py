@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skerry.core.events import Arrived, Started, SyncerEvent, Ticked
+from skerry.core.events import Arrived, Merge, Started, SyncerEvent, Ticked
 from skerry.core.messages import Contribution
+from skerry.core.vocabulary import Refusal
 from skerry.errors import StoreError
 from skerry.node.peers import Learners
-from skerry.node.syncer import Arrival, SyncerNode
+from skerry.node.syncer import SyncerNode
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.network import SimEndpoint
 from skerry.store.files import FileSystem
@@ -23,51 +24,12 @@ if TYPE_CHECKING:
 
 TICK_S = 0.3
 ROOT = Path("/run")
-
-
-class WatchedStore(Store):
-    """The real store; the oracle hears what it promises."""
-
-    world: World
-
-    def commit(self, records: Sequence[bytes]) -> None:
-        oracle = self.world.oracle
-        oracle.trying = list(records)
-        super().commit(records)
-        oracle.acked(self, list(records))
-
-
-class WatchedNode(SyncerNode):
-    """The real node; every event is counted, and the invariants are checked after it."""
-
-    def __init__(self, syncer: SyncerProcess) -> None:
-        self.syncer, world = syncer, syncer.world
-        super().__init__(syncer.store, syncer.learners, syncer.clock(), world.algebra)
-        self.commits_per_collect = 4  # a simulated run is short
-
-    def handle(self, event: SyncerEvent, now: float, arrival: Arrival | None = None) -> None:
-        world = self.syncer.world
-        if not isinstance(event, Ticked):
-            world.events += 1
-        world.tell("syncer >", event)
-        before = dict(self.machine.refused)
-        super().handle(event, now, arrival)
-        if isinstance(event, Arrived):
-            self._look_at(event.contribution)
-        if self.machine.refused != before:
-            world.saw.update({f"refused: {k}": n - before.get(k, 0) for k, n in self.machine.refused.items()})
-        if not isinstance(event, Started):
-            world.oracle.check_syncer(self.syncer)
-
-    def _look_at(self, c: Contribution) -> None:
-        """Held although its round went by and none is open: it was late, and waits for the next."""
-        is_held = self.machine.held[c.fragment].get(c.learner) == c
-        went_by = c.base_version < self.machine.state.fragments[c.fragment].version
-        is_late = is_held and went_by and c.fragment not in self.machine.rounds.open
-        self.syncer.world.saw["late contribution carried over"] += is_late
+COMMITS_PER_COLLECT = 4  # a simulated run is short
 
 
 class SyncerProcess:
+    """It is its node's `SyncerObserver`: events are counted, the oracle hears what is promised and checks it all."""
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.is_dead = False
@@ -76,18 +38,21 @@ class SyncerProcess:
         self.session = Session(world.disk)
         self.learners = Learners()
         self.is_serving = False
-        self.store: WatchedStore
-        self.node: WatchedNode
+        self.store: Store
+        self.node: SyncerNode
+        self._refused: dict[Refusal, int] = {}  # contributions so far, by reason
 
     def start(self) -> None:
         """Open the directory and serve; anything may go wrong on the way, and then the process is gone."""
         self._guarded(self._start)
 
     def _start(self) -> None:
-        self.store = WatchedStore.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
-        self.store.world = self.world
+        self.store = Store.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
         self.world.oracle.recovered(self.store)
-        self.node = self.learners.node = WatchedNode(self)
+        self.node = self.learners.node = SyncerNode(
+            self.store, self.learners, self.clock(), self.world.algebra, observer=self
+        )
+        self.node.commits_per_collect = COMMITS_PER_COLLECT
         self.learners.endpoint = SimEndpoint(self.world, self, syncer_dialect(self.learners.payload_bytes))
         self.world.oracle.began(self)
         self.is_serving = True
@@ -112,6 +77,41 @@ class SyncerProcess:
 
     def take(self, event: WireEvent) -> None:
         self._guarded(lambda: self.learners.take(event, self.clock()))
+
+    # ------------------------------------------------------------------------------------------ what its node says
+
+    def event_came(self, event: SyncerEvent) -> None:
+        self.world.tell("syncer >", event)
+        self.world.events += not isinstance(event, Ticked)
+
+    def event_done(self, event: SyncerEvent) -> None:
+        if isinstance(event, Started):
+            return  # the oracle looks when the node is whole
+        if isinstance(event, Arrived):
+            self._look_at(event.contribution)
+        refused = dict(self.node.machine.refused)
+        if refused != self._refused:
+            self.world.saw.update({f"refused: {k}": n - self._refused.get(k, 0) for k, n in refused.items()})
+            self._refused = refused
+        self.world.oracle.check_syncer(self)
+
+    def _look_at(self, c: Contribution) -> None:
+        """Held although its round went by and none is open: it was late, and waits for the next."""
+        machine = self.node.machine
+        is_held = machine.held[c.fragment].get(c.learner) == c
+        went_by = c.base_version < machine.state.fragments[c.fragment].version
+        is_late = is_held and went_by and c.fragment not in machine.rounds.open
+        self.world.saw["late contribution carried over"] += is_late
+
+    def merging(self, order: Merge) -> None: ...
+
+    def committing(self, records: Sequence[bytes]) -> None:
+        self.world.oracle.trying = list(records)
+
+    def committed(self, records: Sequence[bytes]) -> None:
+        self.world.oracle.acked(self.store, list(records))
+
+    # ------------------------------------------------------------------------------------------ its end
 
     def _guarded(self, call: Callable[[], Any]) -> None:
         if self.is_dead:

@@ -27,10 +27,11 @@ from skerry.proof.sim.learner import LearnerProcess
 from skerry.proof.sim.network import SimLink
 from skerry.proof.sim.oracle import Oracle, need
 from skerry.proof.sim.scenario import Scenario, draw
-from skerry.proof.sim.syncer import ROOT, SyncerProcess, WatchedStore
+from skerry.proof.sim.syncer import ROOT, SyncerProcess
 from skerry.proof.sim.timeline import Timeline
 from skerry.run.genesis import begin
 from skerry.store.files import FileSystem
+from skerry.store.store import Store
 
 LIVE_S_MAX = 45.0  # after healing, everyone has taken part again within this
 CLOSE_S_MAX = 600.0  # and the run has closed within this
@@ -77,13 +78,13 @@ class World(Timeline):
         return f"<world {self.seed} at {self.now:.1f}: {syncer} {[p.node.machine for p in self.processes.values()]}>"
 
     def _create(self) -> None:
-        with WatchedStore.open(ROOT, files=cast(FileSystem, Session(self.disk)), clock=self.wall_clock) as store:
-            store.world = self
+        with Store.open(ROOT, files=cast(FileSystem, Session(self.disk)), clock=self.wall_clock) as store:
             count = len(self.fragments)
             self.oracle.versions, self.oracle.seen, self.oracle.masters = [0] * count, [0] * count, [0] * count
             genesis = [self._values(0)] * count
             self.oracle.published = {(p, 0): self.algebra.digest(first) for p, first in enumerate(genesis)}
             begin(store, self.scenario.config, self.layout, genesis, self.algebra)
+            self.oracle.acked(store, [record.body for record in store.history()])
         self._start_syncer()
         for name in self.scenario.learners:
             self.at(self.random.uniform(0, 1), lambda name=name: self.boot(name))  # type: ignore[misc]
