@@ -28,7 +28,7 @@ from skerry.wire.transport import Opened, Received, WireEvent
 INBOX_MAX = 1024
 TICK_S = 0.05
 POLL_S = 0.005  # how often a standing training thread looks for boundary work
-JOIN_S = 5.0  # for the node thread to end its turn
+LAST_TURN_S = 5.0  # for the node thread to end its turn
 ANSWER_POLL_S = 0.1  # how often one who waits for an answer looks at the time
 WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
 
@@ -112,7 +112,7 @@ class LearnerShell:
         self.driver.stand()  # the last versions may have come since it last looked
         self._finish = True
         self._wake()
-        self._thread.join(timeout=JOIN_S)
+        self._thread.join(timeout=LAST_TURN_S)
         self.client.close()
 
     def _stand(self) -> None:
