@@ -243,7 +243,7 @@ def test_the_only_legal_length_is_that_of_the_fragment_in_the_runs_codec(house):
 def test_who_cannot_take_part_is_told_why_and_leaves_no_trace(house, changes, says):
     a = Caller(house)
     refused, lost = a.say(a.hello(**changes))
-    assert isinstance(refused, Refused) and refused.final and says in refused.reason and "\n" not in refused.reason
+    assert isinstance(refused, Refused) and refused.is_final and says in refused.text and "\n" not in refused.text
     assert isinstance(lost, Lost) and not a.is_in and house.lives == []
 
 
@@ -269,7 +269,7 @@ def test_a_new_process_takes_the_name_over_and_the_old_one_is_dismissed(house):
     (welcome,) = new.say(new.hello())
     assert welcome.life == 2 and house.lives == [("a", 1), ("a", 2)]
     refused, lost = old.heard()
-    assert refused.final and "taken over by a newer process" in refused.reason and isinstance(lost, Lost)
+    assert refused.is_final and "taken over by a newer process" in refused.text and isinstance(lost, Lost)
     assert new.is_in and not old.is_in and house.is_connected("a")
 
 
@@ -286,7 +286,7 @@ def test_what_was_on_its_way_from_a_dismissed_peer_is_not_taken_for_anybodys(hou
 def test_a_life_this_syncer_never_gave_out_is_turned_away_but_not_for_good(house):
     a = Caller(house)
     refused, lost = a.say(a.hello(life=5))
-    assert isinstance(refused, Refused) and not refused.final and "says it is in life 5" in refused.reason
+    assert isinstance(refused, Refused) and not refused.is_final and "says it is in life 5" in refused.text
     assert isinstance(lost, Lost) and house.learners.joining == {} and house.lives == []
 
 
@@ -300,7 +300,7 @@ def test_a_connection_that_ends_is_a_learner_that_departs_once(house):
 
 def test_what_is_sent_to_somebody_who_is_not_there_is_lost(house):
     house.learners.send("nobody", 1, Stop(1, 1), None, None)
-    house.learners.dismiss("nobody", 1, "whoever you are", True)
+    house.learners.dismiss("nobody", 1, Refused("whoever you are"))
     a = Caller(house)
     a.say(a.hello())
     house.learners.send("a", 2, Stop(1, 2), None, None)
@@ -373,10 +373,10 @@ def test_the_end_of_an_older_connection_is_not_the_end_of_this_one(island):
 
 def test_a_refusal_ends_the_learner_only_if_it_is_final(island):
     island.link()
-    island.tell(Refused("the tape lost its end", final=False))
+    island.tell(Refused("the tape lost its end", "ahead"))
     assert island.node.left is None
     island.tell(Refused("use another name"))
-    assert island.node.left == Leave("refused", "use another name")
+    assert island.node.left == Leave("refused", Refused("use another name"))
 
 
 def test_a_publication_has_one_legal_length_and_none_before_the_welcome(island):
