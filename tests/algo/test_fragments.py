@@ -14,6 +14,8 @@ from skerry.algo.fragments import (
     ROW,
     Layout,
     Tensor,
+    decode_fragments,
+    encode_fragments,
     first_difference,
     gather,
     layout_of,
@@ -182,3 +184,43 @@ def test_gather_refuses_a_shape_that_would_only_broadcast():
     (fragment,) = split(layout_of([Tensor("a", (3, 5))]), 1)
     with pytest.raises(ValueError, match="a: shape"):
         gather(fragment, {"a": np.ones((1, 5), np.float32)})
+
+
+# ------------------------------------------------------------------------------------------ the table of a run
+
+
+def test_a_table_gives_the_same_fragments_back():
+    layout = transformer(layers=2, width=48, vocabulary=300)
+    for count in (1, 2, 5, 50):
+        fragments = split(layout, count)
+        again = decode_fragments(encode_fragments(fragments), layout)
+        assert again == fragments
+        for ours, theirs in zip(fragments, again, strict=True):
+            for name in ("row_start", "row_stop", "row_slot"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_a_table_is_believed_whatever_way_it_was_split():
+    """So that a run which has begun goes on when `split` has learned another way."""
+    one, two = (Tensor(name, (BLOCK,)) for name in "ab")
+    table = msgspec.json.encode([[("b", 0, BLOCK, 0), ("a", 0, BLOCK, BLOCK)]])
+    (fragment,) = decode_fragments(table, Layout((one, two)))
+    assert [(slot.name, slot.offset) for slot in fragment.slots] == [("b", 0), ("a", BLOCK)]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([[("a", 0, BLOCK, 0)]], "every tensor of the layout once"),
+        ([[("a", 0, BLOCK, 0), ("b", 0, BLOCK, BLOCK)], [("b", 0, BLOCK, 0)]], "every tensor of the layout once"),
+        ([[("a", 0, BLOCK, 0), ("c", 0, BLOCK, BLOCK)]], "every tensor of the layout once"),
+        ([[("a", 0, 100, 0), ("b", 0, BLOCK, BLOCK)]], "a: elements 0 to 100 of 128"),
+        ([[("a", 28, 100, 0), ("b", 0, BLOCK, BLOCK)]], "a: elements 28 to 128 of 128"),
+        ([[("a", 0, BLOCK, 0), ("b", 0, BLOCK, 64)]], "do not lie end to end"),
+        ([[("a", 0, BLOCK, 0), ("b", 0, BLOCK, BLOCK)], []], "do not lie end to end"),
+    ],
+)
+def test_a_table_of_another_model_or_that_nobody_can_follow_is_refused(table, words):
+    layout = Layout((Tensor("a", (BLOCK,)), Tensor("b", (BLOCK,))))
+    with pytest.raises(ValueError, match=words):
+        decode_fragments(msgspec.json.encode(table), layout)

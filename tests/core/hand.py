@@ -33,7 +33,7 @@ from skerry.core.events import (
     Ticked,
     Told,
 )
-from skerry.core.facts import Committed, EpochStarted, Result, RunCreated
+from skerry.core.facts import RULES, Committed, EpochStarted, Result, RunCreated
 from skerry.core.learner import LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import decode_fact, fold
@@ -79,7 +79,7 @@ class Desk:
         self.adopts = True  # learners adopt what is published at once
         zero = tuple(b"0" for _ in range(self.count))
         files = tuple(f"{p}.0" for p in range(self.count))
-        genesis = RunCreated("run", configs.encode(self.config), b"", files, zero)
+        genesis = RunCreated("run", RULES, configs.encode(self.config), b"", b"", files, zero)
         self.tape = [msgspec.msgpack.encode(genesis)]
         self.start()
 
@@ -214,7 +214,7 @@ class Bench:
         return seen
 
     def welcome(self, life: int = 1, epoch: int = 1) -> list[object]:
-        return self.step(Told(Welcome("run", epoch, "a", life, 0, b"", 0, 0, 0.0)))
+        return self.step(Told(Welcome("run", epoch, "a", life, 0, b"", b"", 0, 0, 0.0)))
 
     def boundary(self, steps: int = 1, overwritten: tuple[int, ...] = ()) -> list[object]:
         self.now += 1.0

@@ -8,6 +8,7 @@ import pytest
 from skerry import config as configs
 from skerry.core.audit import Audit
 from skerry.core.facts import (
+    RULES,
     Committed,
     Decision,
     Discarded,
@@ -84,7 +85,7 @@ def clean():
     """A small run with everything in it: two epochs, a second life, a gap, a repair, the end."""
     files, digests = ("0.0", "1.0"), (b"0.0", b"1.0")
     return [
-        RunCreated("run", configs.encode(CONFIG), b"", files, digests),
+        RunCreated("run", RULES, configs.encode(CONFIG), b"", b"", files, digests),
         EpochStarted(1),
         LifeStarted("a", 1, "pa", 0, 0.0),
         LifeStarted("b", 1, "pb", 1, 0.0),

@@ -10,7 +10,7 @@ import xxhash
 
 from node.pair import NumpyParameters, Pair, config_of
 from skerry import config as configs
-from skerry.algo.fragments import Tensor, encode_layout, layout_of
+from skerry.algo.fragments import Tensor, encode_fragments, encode_layout, layout_of, split
 from skerry.core.events import Leave
 from skerry.core.facts import LifeStarted
 from skerry.core.messages import (
@@ -286,7 +286,7 @@ def test_what_was_on_its_way_from_a_dismissed_peer_is_not_taken_for_anybodys(hou
 def test_a_life_this_syncer_never_gave_out_is_turned_away_but_not_for_good(house):
     a = Caller(house)
     refused, lost = a.say(a.hello(life=5))
-    assert isinstance(refused, Refused) and not refused.is_final and "says it is in life 5" in refused.text
+    assert isinstance(refused, Refused) and refused.why == "ahead" and "says it is in life 5" in refused.text
     assert isinstance(lost, Lost) and house.learners.joining == {} and house.lives == []
 
 
@@ -316,6 +316,7 @@ class Island:
     def __init__(self, config):
         self.config = config
         layout = layout_of([Tensor("w", (300,))])
+        self.table = encode_fragments(split(layout, 1))
         self.uplink = Uplink()
         self.node = self.uplink.node = LearnerNode("a", layout, NumpyParameters(), self.uplink, "process", lambda: 0.0)
         self.inbox, self.syncer_inbox = queue.Queue(), queue.Queue()
@@ -342,7 +343,7 @@ class Island:
         return self.settle()
 
     def welcome(self):
-        return self.tell(Welcome("run", 1, "a", 1, 0, configs.encode(self.config), 0, 0, 0.0))
+        return self.tell(Welcome("run", 1, "a", 1, 0, configs.encode(self.config), self.table, 0, 0, 0.0))
 
     def publication(self, fragment=0, base_version=FULL, codec="fp32"):
         return Publication(1, 1, fragment, 1, base_version, codec, b"", 0, 0, 0.0)

@@ -12,7 +12,7 @@ from safetensors.numpy import load
 
 from node.pair import Pair, config_of
 from skerry import config as configs
-from skerry.algo.fragments import decode_layout, scatter, split
+from skerry.algo.fragments import scatter
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, EpochStarted, Restored
 from skerry.core.ledger import MERGED
@@ -21,6 +21,7 @@ from skerry.errors import FileDamaged, ReplayError, StoreError, TapeDamaged, Tap
 from skerry.node.algebra import FLOAT32, Values
 from skerry.run import repair
 from skerry.run.export import read_model, write_model
+from skerry.run.facts import fragments_of
 from skerry.run.replay import replay
 from skerry.store import Store
 from skerry.store.store import RECORD
@@ -206,7 +207,7 @@ def by_hand(root, gone):
     """The masters of a run merged again without one learner, written down independently of replay."""
     with Store.open(root, readonly=True) as store:
         state = state_of(store.records)
-        fragments = split(decode_layout(state.created.layout), len(state.fragments))
+        fragments = fragments_of(state.created)
         values = [FLOAT32.load(store.get(f), p) for f, p in zip(state.created.files, fragments, strict=True)]
         for fact in commits_of(root):
             decision, data, held = fact.decision, store.get(fact.result.payloads, RECORD), []
@@ -285,7 +286,7 @@ def test_without_contributions_nobody_can_be_excluded(decided):
 
 
 def fragment_of(state, p):
-    return split(decode_layout(state.created.layout), len(state.fragments))[p]
+    return fragments_of(state.created)[p]
 
 
 def newest(root, p):

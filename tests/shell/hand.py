@@ -8,7 +8,7 @@ import numpy as np
 from node.pair import config_of
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import Tensor, layout_of, split
+from skerry.algo.fragments import Tensor, encode_fragments, layout_of, split
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Report, Welcome
 from skerry.node.algebra import FLOAT32
 from skerry.wire.tcp import Server
@@ -50,7 +50,8 @@ class Hand:
 
     def welcome(self, progress=0.0):
         self.hear(Hello)
-        self.say(Welcome("run", 1, "here", 1, 0, configs.encode(self.config), 0, 0, progress))
+        table = encode_fragments([self.fragment])
+        self.say(Welcome("run", 1, "here", 1, 0, configs.encode(self.config), table, 0, 0, progress))
 
     def take_in(self):
         """Welcome a learner and hand it the first version."""

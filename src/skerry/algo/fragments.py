@@ -71,6 +71,18 @@ def decode_layout(data: bytes) -> Layout:
     return msgspec.json.decode(data, type=Layout)
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A slot as a run's fragment table has it: elements [start, start + size) of a tensor lie at `offset`.
+
+    Every tensor lies in one slot, whole. That a place has a `start` lets a later version cut one into several.
+    """
+
+    tensor: str
+    start: int
+    size: int
+    offset: int
+
+
 class Slot(msgspec.Struct, frozen=True):
     """Where one tensor lies in its flat fragment: elements [offset, offset + size)."""
 
@@ -126,7 +138,8 @@ def split(layout: Layout, num_fragments: int) -> tuple[Fragment, ...]:
     """Balanced tensor fragmentation (paper, appendix C): largest tensor first, each into the emptiest bin.
 
     The largest fragment is at most 4/3 of what the best split would give (Graham 1969). Sizes are the padded
-    ones, for those travel. There are never more fragments than tensors.
+    ones, for those travel. There are never more fragments than tensors. A run is split once, at its genesis, and
+    keeps the table on its tape: another way to split, some day, changes no run that has begun.
     """
     if num_fragments < 1:
         raise ValueError(f"num_fragments must be at least 1, not {num_fragments}")
@@ -136,7 +149,24 @@ def split(layout: Layout, num_fragments: int) -> tuple[Fragment, ...]:
         emptiest = sizes.index(min(sizes))
         bins[emptiest].append(tensor)
         sizes[emptiest] += padded(tensor.size)
-    return tuple(_fragment(index, tensors) for index, tensors in enumerate(bins))
+    return tuple(_fragment(index, _laid_out(tensors)) for index, tensors in enumerate(bins))
+
+
+def encode_fragments(fragments: Iterable[Fragment]) -> bytes:
+    """The fragment table of a run."""
+    return msgspec.json.encode([[Place(s.name, 0, s.size, s.offset) for s in f.slots] for f in fragments])
+
+
+def decode_fragments(data: bytes, layout: Layout) -> tuple[Fragment, ...]:
+    """The fragments of a table; ValueError if it is not one of this layout."""
+    table = msgspec.json.decode(data, type=tuple[tuple[Place, ...], ...])
+    tensors = {tensor.name: tensor for tensor in layout.tensors}
+    if sorted(place.tensor for places in table for place in places) != list(tensors):
+        raise ValueError("the fragment table does not hold every tensor of the layout once")
+    return tuple(
+        _fragment(index, [_slot(tensors[place.tensor], place) for place in places])
+        for index, places in enumerate(table)
+    )
 
 
 def gather(fragment: Fragment, arrays: Mapping[str, npt.NDArray[Any]], out: F32 | None = None) -> F32:
@@ -162,12 +192,27 @@ def padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _fragment(index: int, tensors: list[Tensor]) -> Fragment:
+def _laid_out(tensors: list[Tensor]) -> list[Slot]:
+    """The tensors end to end, by name."""
     slots: list[Slot] = []
     offset = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         slots.append(Slot(tensor.name, tensor.shape, tensor.kind, offset, tensor.size))
         offset = slots[-1].padded_stop
+    return slots
+
+
+def _slot(tensor: Tensor, place: Place) -> Slot:
+    if (place.start, place.size) != (0, tensor.size):
+        raise ValueError(f"{tensor.name}: elements {place.start} to {place.start + place.size} of {tensor.size}")
+    return Slot(tensor.name, tensor.shape, tensor.kind, place.offset, tensor.size)
+
+
+def _fragment(index: int, slots: list[Slot]) -> Fragment:
+    """The slots follow each other without a gap, each on a block of its own."""
+    stops = [0, *(slot.padded_stop for slot in slots)]
+    if not slots or [slot.offset for slot in slots] != stops[:-1]:
+        raise ValueError(f"fragment {index}: its tensors do not lie end to end")
     starts = [np.arange(slot.offset, slot.padded_stop, ROW, dtype=np.int64) for slot in slots]
     row_slot = np.repeat(np.arange(len(slots), dtype=np.int64), [len(rows) for rows in starts])
     row_start = np.concatenate(starts)
@@ -175,4 +220,4 @@ def _fragment(index: int, tensors: list[Tensor]) -> Fragment:
     row_stop = np.minimum(row_start + ROW, slot_stop[row_slot])
     for rows in (row_start, row_stop, row_slot):
         rows.flags.writeable = False
-    return Fragment(index, tuple(slots), offset, row_start, row_stop, row_slot)
+    return Fragment(index, tuple(slots), stops[-1], row_start, row_stop, row_slot)

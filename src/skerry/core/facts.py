@@ -13,13 +13,17 @@ from msgspec import Struct
 
 from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage
 
+RULES = 1  # the version of the rules by which the machine decides; the audit of a run goes by those it began with
+
 
 class RunCreated(Struct, frozen=True, tag=True):
     """Genesis: the run's identity, configuration, model layout and the first version of every fragment."""
 
     run: str
+    rules: int
     config: bytes
-    layout: bytes
+    layout: bytes  # the model's tensors, encoded
+    fragments: bytes  # the table of which tensor lies where in which fragment, encoded (`algo/fragments.py`)
     files: tuple[str, ...]  # content address of each fragment's version 0
     digests: tuple[bytes, ...]  # sha256 of its published values
 

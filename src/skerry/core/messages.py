@@ -1,7 +1,7 @@
 """The messages that learner and syncer exchange; a bulk one is followed by a payload that only the nodes see.
 
 Every message about a fragment restates a cumulative truth, so no single one matters: a lost one is healed by the next.
-Nothing here knows how a message travels.
+Nothing here knows how a message travels. A field that is added later comes last and with a default, as on the tape.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
-PROTOCOL = 1
+PROTOCOL = 2
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
 
@@ -107,6 +107,7 @@ class Welcome(Struct, frozen=True, tag=True):
     life: int
     index: int  # order of first joining: picks its batches
     config: bytes
+    fragments: bytes  # the run's table of them, encoded as on its tape
     prior_steps: int  # produced in earlier lives of this learner
     prior_tokens: int
     progress: float

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from skerry.core.facts import (
+    RULES,
     Committed,
     Decision,
     Discarded,
@@ -30,6 +31,7 @@ from skerry.core.facts import (
 )
 from skerry.core.ledger import MERGED, Ledger
 from skerry.core.vocabulary import Phase
+from skerry.errors import TapeUnknown
 
 
 class FragmentState(Struct):
@@ -160,8 +162,12 @@ _facts = msgspec.msgpack.Decoder(Fact | RunState)
 
 
 def decode_fact(record: bytes) -> Fact | RunState:
-    """A record of the tape as what it says."""
+    """A record of the tape as what it says; a run that follows rules nobody here knows is refused."""
     fact: Fact | RunState = _facts.decode(record)
+    about = fact.created if isinstance(fact, RunState) else fact
+    if isinstance(about, RunCreated) and about.rules > RULES:
+        known = f"those up to {RULES} are known here"
+        raise TapeUnknown(f"run {about.run} follows rules {about.rules}, {known}: use a later version of Skerry")
     return fact
 
 

@@ -211,6 +211,7 @@ class SyncerMachine:
                 life=life,
                 index=self.state.lives[learner].index,
                 config=self.state.created.config,
+                fragments=self.state.created.fragments,
                 prior_steps=sum(a.step for a in before),
                 prior_tokens=sum(a.tokens for a in before),
                 progress=self.progress,

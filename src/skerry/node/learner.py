@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from skerry import config as configs
-from skerry.algo.fragments import Fragment, Layout, encode_layout, split
+from skerry.algo.fragments import Fragment, Layout, decode_fragments, encode_layout
 from skerry.core.events import (
     Adopt,
     Boundary,
@@ -267,7 +267,7 @@ class LearnerNode:
         """The first welcome brings the run's configuration, and with it the fragments."""
         self.config = configs.decode(welcome.config)
         self.settings = self.config.learner
-        fragments = split(self.layout, self.config.sync.num_fragments)
+        fragments = decode_fragments(welcome.fragments, self.layout)
         self.machine = LearnerMachine(self.name, self.config, len(fragments))
         self.bases = [None] * len(fragments)
         self.residuals = [None] * len(fragments)

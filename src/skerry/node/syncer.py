@@ -15,7 +15,7 @@ import msgspec
 
 from skerry import config as configs
 from skerry.algo.codecs import Inspection
-from skerry.algo.fragments import Layout, decode_layout, split
+from skerry.algo.fragments import Layout, decode_fragments, decode_layout
 from skerry.core.events import (
     Arrived,
     Dismiss,
@@ -87,7 +87,7 @@ class SyncerNode:
         state = state_of(store.records)
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
-        self.fragments = split(self.layout, len(state.fragments))
+        self.fragments = decode_fragments(state.created.fragments, self.layout)
         self.values = [
             algebra.load(store.get(at.file), fragment)
             for at, fragment in zip(state.fragments, self.fragments, strict=True)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from skerry.algo.fragments import F32, decode_layout, scatter, split
+from skerry.algo.fragments import F32, decode_layout, scatter
 from skerry.core.state import RunState
 from skerry.node.algebra import FLOAT32
+from skerry.run.facts import fragments_of
 from skerry.run.genesis import METADATA
 from skerry.store.store import Store
 
@@ -28,7 +29,7 @@ def read_model(store: Store, state: RunState, before_close: bool = False) -> dic
     if before_close and state.before_close:
         files = list(state.before_close)
     arrays: dict[str, F32] = {}
-    for fragment, file in zip(split(decode_layout(state.created.layout), len(files)), files, strict=True):
+    for fragment, file in zip(fragments_of(state.created), files, strict=True):
         values = FLOAT32.load(store.get(file), fragment)
         arrays |= scatter(fragment, values.theta + values.error)
     return arrays

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from skerry.core.facts import Fact
+from skerry.algo.fragments import Fragment, decode_fragments, decode_layout
+from skerry.core.facts import Fact, RunCreated
 from skerry.core.state import RunState, decode_fact
 from skerry.store.store import Store
 
@@ -30,3 +31,8 @@ def facts_of(store: Store) -> Iterator[Stamped[Fact]]:
     for at, fact in entries_of(store):
         if not isinstance(fact, RunState):
             yield Stamped(at, fact)
+
+
+def fragments_of(created: RunCreated) -> tuple[Fragment, ...]:
+    """The run's own fragments, from the table it was created with."""
+    return decode_fragments(created.fragments, decode_layout(created.layout))

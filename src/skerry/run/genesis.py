@@ -6,7 +6,7 @@ The values never come from whoever happens to be alive.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from skerry import config as configs
-from skerry.algo.fragments import Layout, Tensor, encode_layout, gather, layout_of, split
-from skerry.core.facts import RunCreated
+from skerry.algo.fragments import Fragment, Layout, Tensor, encode_fragments, encode_layout, gather, layout_of, split
+from skerry.core.facts import RULES, RunCreated
 from skerry.errors import ModelError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
 from skerry.store.store import Store
@@ -73,19 +73,31 @@ def create_run(
     store: Store, config: configs.Config, layout: Layout, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> RunCreated:
     """Begin a run with these values."""
-    first = [gather(fragment, arrays) for fragment in split(layout, config.sync.num_fragments)]
-    return begin(store, config, layout, first)
+    return begin(store, config, layout, lambda fragment: gather(fragment, arrays))
 
 
 def begin(
-    store: Store, config: configs.Config, layout: Layout, first: Iterable[Array], algebra: Algebra = FLOAT32
+    store: Store,
+    config: configs.Config,
+    layout: Layout,
+    first: Callable[[Fragment], Array],
+    algebra: Algebra = FLOAT32,
 ) -> RunCreated:
-    """Write version 0 of every fragment, `first` being their values, and the record that begins a tape."""
+    """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape."""
+    fragments = split(layout, config.sync.num_fragments)
     files, digests = [], []
-    for theta in first:
+    for theta in map(first, fragments):
         zero = theta - theta
         files.append(store.put(algebra.parts(Values(theta, zero, zero))))
         digests.append(algebra.digest(theta))
-    fact = RunCreated(config.run.name, configs.encode(config), encode_layout(layout), tuple(files), tuple(digests))
+    fact = RunCreated(
+        run=config.run.name,
+        rules=RULES,
+        config=configs.encode(config),
+        layout=encode_layout(layout),
+        fragments=encode_fragments(fragments),
+        files=tuple(files),
+        digests=tuple(digests),
+    )
     store.commit([msgspec.msgpack.encode(fact)])
     return fact

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from skerry import config as configs
-from skerry.algo.fragments import Fragment, decode_layout, split
+from skerry.algo.fragments import Fragment
 from skerry.core.facts import Committed, Restored, SteppedBack
 from skerry.core.state import FragmentState, RunState
 from skerry.errors import FileDamaged, StoreError
 from skerry.node.algebra import FLOAT32, Values
-from skerry.run.facts import facts_of
+from skerry.run.facts import facts_of, fragments_of
 from skerry.run.replay import Different, held_of
 from skerry.store.store import Store
 
@@ -42,9 +42,7 @@ class Damage(NamedTuple):
 def damaged(store: Store, state: RunState) -> list[Damage]:
     """Every fragment that the run cannot go on from."""
     found = []
-    for fragment, at in zip(
-        split(decode_layout(state.created.layout), len(state.fragments)), state.fragments, strict=True
-    ):
+    for fragment, at in zip(fragments_of(state.created), state.fragments, strict=True):
         try:
             store.get(at.file)
         except FileDamaged as error:

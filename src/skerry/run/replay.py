@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, decode_layout, scatter, split
+from skerry.algo.fragments import F32, Fragment, scatter
 from skerry.algo.merge import Held
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, Fact, Restored, RunCreated, SteppedBack
@@ -29,6 +29,7 @@ from skerry.errors import FileDamaged, ReplayError, TapeDamaged
 from skerry.node.algebra import FLOAT32, Merged, Values
 from skerry.node.syncer import ABS_MAX
 from skerry.run.export import packed
+from skerry.run.facts import fragments_of
 from skerry.store.store import RECORD, Store
 from skerry.store.tape import Record
 
@@ -260,7 +261,7 @@ class _Walk:
                 )
             return
         try:
-            self._fragments = split(decode_layout(fact.layout), len(fact.files))
+            self._fragments = fragments_of(fact)
         except (msgspec.DecodeError, ValueError) as error:
             raise Different(f"its layout cannot be read ({error})") from None
         files = zip(fact.files, self._fragments, strict=True)

@@ -26,9 +26,9 @@ import pytest
 from e2e.processes import facts_of, skerry
 from skerry import config as configs
 from skerry.algo import codecs
-from skerry.algo.fragments import decode_layout, split
 from skerry.core.facts import Committed, LifeStarted, RunCreated
 from skerry.node.algebra import FLOAT32
+from skerry.run.facts import fragments_of
 
 torch = pytest.importorskip("torch")
 
@@ -84,8 +84,7 @@ class Real:
     @property
     def payload_bytes_up(self):
         """Of all that was merged; the summary's bytes have frames and reports in them."""
-        layout = decode_layout(self.created.layout)
-        fragments = split(layout, len(self.created.files))
+        fragments = fragments_of(self.created)
         return sum(
             codecs.payload_bytes(part.codec, fragments[d.fragment].size) for d in self.decisions for part in d.parts
         )

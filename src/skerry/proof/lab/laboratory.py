@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from skerry.adapters.torch import layout_of_model
-from skerry.algo.fragments import Fragment, split
+from skerry.algo.fragments import Fragment
 from skerry.core.events import Merge, Ticked
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload, Values
@@ -28,11 +29,12 @@ from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
 from skerry.proof.lab.algebra import Device
 from skerry.proof.lab.feed import Feed
-from skerry.proof.lab.stack import Stack
+from skerry.proof.lab.stack import Stack, initial
 from skerry.proof.lab.study import PRODUCT, Job
 from skerry.proof.lab.trials import Trials
 from skerry.proof.sim.lines import Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
+from skerry.run.facts import fragments_of
 from skerry.run.genesis import begin
 from skerry.store.store import Store
 from skerry.train.inner import schedule
@@ -63,7 +65,11 @@ class Laboratory(Timeline):
         self.feed = Feed(self.config, self.setting, device)
         model = model_of(self.config)
         self.layout = layout_of_model(model)
-        self.fragments = split(self.layout, self.config.sync.num_fragments)
+        trial = self.setting.trial
+        self.algebra = Device(device) if trial == PRODUCT else Trials(device, trial)
+        with Store.open(folder, clock=self.clock) as store:
+            created = begin(store, self.config, self.layout, partial(initial, model, device), self.algebra)
+        self.fragments = fragments_of(created)
         self.stack = Stack(
             model,
             self.fragments,
@@ -73,11 +79,8 @@ class Laboratory(Timeline):
             self.setting.precision,
             self.setting.trial,
         )
-        trial = self.setting.trial
-        self.algebra = Device(device) if trial == PRODUCT else Trials(device, trial)
         self.learners = Learners()
         self.before_close: tuple[Values, ...] = ()
-        self._create(folder)
         self.store = Store.open(folder, clock=self.clock)
         self.syncer = self.learners.node = SyncerNode(self.store, self.learners, 0.0, self.algebra, BeforeClose(self))
         self.hub = self.learners.endpoint = Hub()
@@ -85,10 +88,6 @@ class Laboratory(Timeline):
 
     def clock(self) -> float:
         return self.now
-
-    def _create(self, folder: Path) -> None:
-        with Store.open(folder, clock=self.clock) as store:
-            begin(store, self.config, self.layout, self.stack.initial(), self.algebra)
 
     # ------------------------------------------------------------------------------------------ what is asked of it
 

@@ -124,8 +124,13 @@ class Stack:
 
     def initial(self) -> list[Tensor]:
         """The model's own values, fragment by fragment."""
-        arrays = {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()}
-        return [torch.from_numpy(gather(fragment, arrays)).to(self.device) for fragment in self.fragments]
+        return [initial(self.model, self.device, fragment) for fragment in self.fragments]
+
+
+def initial(model: GPT, device: torch.device | str, fragment: Fragment) -> Tensor:
+    """A fragment of the model's own values."""
+    arrays = {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+    return torch.from_numpy(gather(fragment, arrays)).to(device)
 
 
 def views(flat: Tensor, fragments: Sequence[Fragment], offsets: np.ndarray) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from skerry.algo.fragments import Fragment, Layout, Tensor, gather, layout_of, split
+from skerry.algo.fragments import Fragment, Layout, Tensor, gather, layout_of
 from skerry.node.algebra import FLOAT32, Algebra
 from skerry.proof.chaos.plan import Fault
 from skerry.proof.sim.algebra import Integers
@@ -29,6 +29,7 @@ from skerry.proof.sim.oracle import Oracle, need
 from skerry.proof.sim.scenario import Scenario, draw
 from skerry.proof.sim.syncer import ROOT, SyncerProcess
 from skerry.proof.sim.timeline import Timeline
+from skerry.run.facts import fragments_of
 from skerry.run.genesis import begin
 from skerry.store.files import FileSystem
 from skerry.store.store import Store
@@ -39,9 +40,9 @@ INTEGERS = Integers()
 
 
 @cache
-def layout_for(fragments: int) -> tuple[Layout, tuple[Fragment, ...]]:
-    layout = layout_of([Tensor(f"w{p}", (3,)) for p in range(fragments)])
-    return layout, split(layout, fragments)
+def layout_for(fragments: int) -> Layout:
+    """A tensor a fragment."""
+    return layout_of([Tensor(f"w{p}", (3,)) for p in range(fragments)])
 
 
 class World(Timeline):
@@ -56,7 +57,8 @@ class World(Timeline):
         self.random = random.Random(f"world {seed}")
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
-        self.layout, self.fragments = layout_for(self.scenario.config.sync.num_fragments)
+        self.layout = layout_for(self.scenario.config.sync.num_fragments)
+        self.fragments: tuple[Fragment, ...] = ()
         self.events = 0
         self.saw: Counter[str] = Counter()
         self.trace: Callable[[str], None] | None = None  # where every event is told, if anywhere
@@ -79,12 +81,12 @@ class World(Timeline):
 
     def _create(self) -> None:
         with Store.open(ROOT, files=cast(FileSystem, Session(self.disk)), clock=self.wall_clock) as store:
-            count = len(self.fragments)
-            self.oracle.versions, self.oracle.seen, self.oracle.masters = [0] * count, [0] * count, [0] * count
-            genesis = [self._values(0)] * count
-            self.oracle.published = {(p, 0): self.algebra.digest(first) for p, first in enumerate(genesis)}
-            begin(store, self.scenario.config, self.layout, genesis, self.algebra)
+            created = begin(store, self.scenario.config, self.layout, self._zeros, self.algebra)
             self.oracle.acked(store, [record.body for record in store.history()])
+        self.fragments = fragments_of(created)
+        count = len(self.fragments)
+        self.oracle.versions, self.oracle.seen, self.oracle.masters = [0] * count, [0] * count, [0] * count
+        self.oracle.published = {(p, 0): digest for p, digest in enumerate(created.digests)}
         self._start_syncer()
         for name in self.scenario.learners:
             self.at(self.random.uniform(0, 1), lambda name=name: self.boot(name))  # type: ignore[misc]
@@ -114,8 +116,8 @@ class World(Timeline):
 
     # ------------------------------------------------------------------------------------------ values
 
-    def _values(self, number: int) -> Any:
-        return number if self.is_exact else gather(self.fragments[0], {"w0": np.full(3, number, np.float32)})
+    def _zeros(self, fragment: Fragment) -> Any:
+        return 0 if self.is_exact else np.zeros(fragment.size, np.float32)
 
     def gain(self) -> Any:
         """What one step adds to a fragment."""

@@ -21,13 +21,13 @@ from msgspec import Struct
 
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import Fragment, decode_layout, split
+from skerry.algo.fragments import Fragment
 from skerry.core.facts import EpochStarted, Fact, Injected, LifeStarted, RunCreated, Sample, Sampled
 from skerry.core.messages import FULL
 from skerry.errors import MeasurementError
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
-from skerry.run.facts import Stamped, facts_of
+from skerry.run.facts import Stamped, facts_of, fragments_of
 from skerry.run.tally import Tally, end_of
 from skerry.shell.local import LOCAL, Local
 from skerry.store.store import Store
@@ -147,8 +147,7 @@ def measurements_of(
         raise MeasurementError(f"{where}: has not come to the end of its budget yet")
     created = next(fact for _, fact in facts if isinstance(fact, RunCreated))
     began = tally.epochs[0].at
-    layout = decode_layout(created.layout)
-    measured = Measurements(configs.decode(created.config), split(layout, len(created.files)), tally)
+    measured = Measurements(configs.decode(created.config), fragments_of(created), tally)
     measured.faults = [msgspec.structs.replace(f, at=f.at - began, until=f.until - began) for f in tally.injected]
     measured.syncer_away = _absences(facts, measured.faults, began)
     measured.lives = _lives(tally, measured.faults, began)

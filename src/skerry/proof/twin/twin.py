@@ -64,7 +64,7 @@ class Twin(Timeline):
         self.measured = measured
         self.algebra = Sized(measured.config.wire.codec_down)
         self.random = random.Random(seed)
-        self.layout, self.fragments = layout_for(len(measured.fragments))
+        self.layout = layout_for(len(measured.fragments))
         self.disk = CrashFiles(seed)
         self.hub = Hub()
         self.syncer: SyncerNode | None = None
@@ -82,7 +82,7 @@ class Twin(Timeline):
 
     def _create(self) -> None:
         with Store.open(ROOT, files=self._files(), clock=self.clock) as store:
-            begin(store, self.measured.config, self.layout, [0] * len(self.fragments), self.algebra)
+            begin(store, self.measured.config, self.layout, lambda fragment: 0, self.algebra)
 
     def _files(self) -> FileSystem:
         return cast(FileSystem, Session(self.disk))
