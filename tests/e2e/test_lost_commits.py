@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from e2e.processes import SHAPES, Syncer, skerry, until
+from e2e.processes import SHAPES, WAIT_S, Syncer, skerry, until
 from node.pair import NumpyParameters
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.state import state_of
@@ -28,7 +28,7 @@ class Island:
         self.thread.start()
 
     def _train(self):
-        self.shell.start()
+        self.shell.start(WAIT_S)
         while not self.end.wait(0.01):
             for values in self.parameters.values.values():
                 values += np.float32(1e-3)
