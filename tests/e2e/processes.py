@@ -134,13 +134,13 @@ class Running:
 
 
 class Syncer(Running):
-    """A live `skerry syncer` of the small model, up when the constructor returns."""
+    """A live `skerry syncer`, by default of the small model, up when the constructor returns."""
 
-    def __init__(self, folder, *words, run_dir=None, options=OPTIONS):
+    def __init__(self, folder, *words, run_dir=None, genesis=None, options=OPTIONS):
         self.run_dir = run_dir or folder / "run"
         words = ["syncer", "--run", self.run_dir, "--port", "0", *words]
         if not (self.run_dir / "tape").exists():
-            words += ["--genesis", write_genesis(folder / "genesis.safetensors"), *options]
+            words += ["--genesis", genesis or write_genesis(folder / "genesis.safetensors"), *options]
         super().__init__(folder, *words)
         until(self._is_up, "the syncer to come up")
         self.port = int(self.status["address"].rpartition(":")[2])

@@ -1,0 +1,90 @@
+"""Recorded runs of every format there was: this version's are read and gone on with, older ones refused in one line."""
+
+import hashlib
+import json
+import signal
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from e2e.processes import Syncer, skerry, until
+from skerry.store import Store
+from skerry.store.tape import FORMAT_VERSION
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+RUNS = ("run-closed", "run-paused")
+EXPORTS = {
+    "run-closed": "975db43944c4ad44abde49fada89814fde6d2b116fc676583e7b1a52ecf5b618",
+    "run-paused": "375b28c573217f77d58c20475088f639ab73060d22bb3a475f70015268489a9e",
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Both runs of a version, as it left them."""
+
+    def unpacked(version):
+        with tarfile.open(FIXTURES / f"run-{version}.tar.gz") as packed:
+            packed.extractall(tmp_path, filter="data")
+        return tmp_path
+
+    return unpacked
+
+
+def contents(run_dir):
+    """Every byte of a run; the lock is nobody's word."""
+    return {path: path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file() and path.name != "lock"}
+
+
+# ---------------------------------------------------------------------------------------------- format 1
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_of_format_1_is_refused_in_one_line_that_names_who_reads_it(runs, run):
+    run_dir = runs("0.1") / run
+    before = contents(run_dir)
+    for words in (["syncer", "--run", run_dir], ["export", run_dir, "--out", run_dir / "model"], ["replay", run_dir]):
+        done = skerry(*words)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and done.stdout == "", words
+        assert line.startswith(f"skerry: {run_dir}/tape/0000")
+        assert line.endswith(
+            "was written by Skerry 0.1 (format 1); Skerry 0.2 reads format 2: export or finish this run with Skerry 0.1"
+        )
+        assert contents(run_dir) == before, "nothing was touched"
+
+
+# ---------------------------------------------------------------------------------------------- format 2
+
+
+def test_the_newest_fixture_is_of_the_format_that_is_written():
+    assert FORMAT_VERSION == 2, "freeze a run of the new format (tests/fixtures/README.md), and keep reading this one"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_of_format_2_exports_to_the_same_bytes_and_replays(runs, run, tmp_path):
+    run_dir, model = runs("0.2") / run, tmp_path / "model.safetensors"
+    with Store.open(run_dir, readonly=True) as store:
+        assert len({record.segment for record in store.history()}) > 2
+    assert skerry("export", run_dir, "--out", model).returncode == 0
+    assert hashlib.sha256(model.read_bytes()).hexdigest() == EXPORTS[run]
+    done = skerry("replay", run_dir, "--json")
+    said = json.loads(done.stdout)
+    assert done.returncode == 0 and said["identical"] and said["recomputed"] == said["merges"] > 150
+    assert said["model_sha256"] == EXPORTS[run]
+
+
+def test_a_paused_run_of_format_2_is_gone_on_with(runs, tmp_path):
+    pytest.importorskip("torch")
+    from fixtures.learner import learner
+
+    run_dir = runs("0.2") / "run-paused"
+    before = json.loads(skerry("replay", run_dir, "--json").stdout)
+    with Syncer(tmp_path, run_dir=run_dir) as syncer, learner(syncer.port, 0):
+        until(lambda: syncer.status["merges"] >= before["merges"] + 5, "merges on top of the recorded ones")
+        assert syncer.status["epoch"] == 3 and syncer.status["learners"]["learner-0"]["life"] == 2
+        syncer.signal(signal.SIGTERM)
+        assert syncer.wait() == 0
+    after = json.loads(skerry("replay", run_dir, "--json").stdout)
+    assert after["identical"] and after["merges"] >= before["merges"] + 5
