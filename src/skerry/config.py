@@ -292,7 +292,10 @@ def _problems(c: Config) -> Iterable[str]:
     budgets = [f"run.{k}" for k in ("tokens", "steps", "minutes") if getattr(c.run, k)]
     if len(budgets) != 1:
         said = " and ".join(budgets) or "none"
-        yield f"run: exactly one of run.tokens, run.steps and run.minutes is the budget, {said} set"
+        yield (
+            f"run: exactly one of run.tokens, run.steps and run.minutes is the budget, {said} set; "
+            "give one, like --run.tokens 1e9"
+        )
     for path, low, high in _RANGES:
         value = _value(c, path)
         if not low <= value <= high:
@@ -312,8 +315,8 @@ def _problems(c: Config) -> Iterable[str]:
         )
     if c.wire.timeout_s < 2 * c.wire.heartbeat_s:
         yield (
-            f"wire.timeout_s = {c.wire.timeout_s:g}: less than two of wire.heartbeat_s = {c.wire.heartbeat_s:g}; "
-            "an idle link speaks once a heartbeat, so one that came late would cut it"
+            f"wire.timeout_s = {c.wire.timeout_s:g}: must be at least {2 * c.wire.heartbeat_s:g}, twice "
+            f"wire.heartbeat_s = {c.wire.heartbeat_s:g}, or one heartbeat that comes late would cut a healthy link"
         )
     if c.sync.warm_share + c.sync.cool_share > 1:
         yield f"sync.warm_share + sync.cool_share = {c.sync.warm_share + c.sync.cool_share:g}: more than the whole run"

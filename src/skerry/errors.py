@@ -108,8 +108,11 @@ class RefusedError(RemoteError):
     """The syncer will not have this learner; the text is its own one line, `why` the word for it."""
 
     def __init__(self, text: str, why: Dismissal) -> None:
-        super().__init__(text)
+        super().__init__(one_line(text))
         self.why = why
+
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, Dismissal]]:
+        return type(self), (str(self), self.why)  # a worker's error reaches its parent process
 
 
 class JoinTimeout(RemoteError):

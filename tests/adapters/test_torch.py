@@ -243,6 +243,8 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
         for tokens, error in [(0, ValueError), (-3, ValueError), (1.5, TypeError), ("4", TypeError), (None, TypeError)]:
             with pytest.raises(error):
                 learner.step(tokens=tokens)
+        with pytest.raises(TypeError, match=r"give a number, like loss\.item\(\)"):
+            learner.step(tokens=1, loss=torch.tensor(1.0))
         seen, deadline = [], time.monotonic() + WAIT_S
         while learner.is_running:
             assert time.monotonic() < deadline

@@ -347,7 +347,8 @@ def test_a_closed_run_is_neither_served_nor_resumed(folder, refused):
             puppet._step_until(lambda _: False)  # until the syncer says Done or hangs up
         assert syncer.wait() == 0
     before = tree(syncer.run_dir)
-    assert "this run is closed; export it" in refused("syncer", "--run", syncer.run_dir, "--port", "0")
+    again = skerry("syncer", "--run", syncer.run_dir, "--port", "0", "--run.tokens", "7")
+    assert again.returncode == 2 and "run.tokens" in again.stderr
     assert "this run is closed; export it" in refused("train", "--resume", syncer.run_dir)
     assert tree(syncer.run_dir) == before
 

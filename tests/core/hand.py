@@ -79,7 +79,9 @@ class Desk:
         self.adopts = True  # learners adopt what is published at once
         zero = tuple(b"0" for _ in range(self.count))
         files = tuple(f"{p}.0" for p in range(self.count))
-        genesis = RunCreated("run", RULES, configs.encode(self.config), b"", b"", files, zero)
+        genesis = RunCreated(
+            "run", RULES, configs.encode(self.config), b"", msgspec.json.encode([[]] * len(files)), files, zero
+        )
         self.tape = [msgspec.msgpack.encode(genesis)]
         self.start()
 

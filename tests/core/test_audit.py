@@ -57,7 +57,8 @@ def commit(version, rows, kind="steady", fragment=0, codecs=None, bases=None, **
         **(STEADY if kind == "steady" else PLAIN), "delay": 1, "restart": 0, "gain": 1.0,
         "codec": "fp32" if kind == "closing" else "int4",
         "sync_every": 4 if kind == "warm" else 8, "quorum": 1 if kind == "closing" else 2,
-        "stage": None if kind == "closing" else kind, "reason": "all in", "ready": 3,
+        "stage": None if kind == "closing" else kind, "ready": 3,
+        "reason": "the last work" if kind == "closing" else "all in",
         "rows": tuple(rows), "parts": tuple(Part(codec, base, r.tokens**2 / r.steps) for r, codec, base in came),
         "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.95, "closing": 1.0}[kind],
         "steps": 8 * version, "open_s": 0.1, "elapsed_s": 10.0 * version,
@@ -85,7 +86,7 @@ def clean():
     """A small run with everything in it: two epochs, a second life, a gap, a repair, the end."""
     files, digests = ("0.0", "1.0"), (b"0.0", b"1.0")
     return [
-        RunCreated("run", RULES, configs.encode(CONFIG), b"", b"", files, digests),
+        RunCreated("run", RULES, configs.encode(CONFIG), b"", msgspec.json.encode([[]] * len(files)), files, digests),
         EpochStarted(1),
         LifeStarted("a", 1, "pa", 0, 0.0),
         LifeStarted("b", 1, "pb", 1, 0.0),

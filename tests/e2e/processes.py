@@ -46,7 +46,7 @@ SHAPES = {"emb.weight": (32, 8), "mlp.bias": (16,), "mlp.weight": (16, 8)}
 FRAGMENTS = 2
 OPTIONS = [
     "--run.steps=1000000", "--run.learners=2", "--sync.quorum=1", f"--sync.num_fragments={FRAGMENTS}",
-    "--sync.policy=fixed", "--sync.sync_every=2", "--sync.fragment_sync_delay=1",
+    "--sync.policy=fixed", "--sync.sync_every=2", "--sync.fragment_sync_delay=1", "--wire.codec_up=fp32",
 ]  # fmt: skip
 
 

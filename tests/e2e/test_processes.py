@@ -52,7 +52,9 @@ def test_ctrl_c_leaves_no_process_and_the_run_can_be_resumed(tmp_path):
 
 def test_the_command_that_began_a_run_goes_on_with_it_after_a_kill(tmp_path):
     """What a service manager does: the same words again, whatever happened to the process before."""
-    (tmp_path / "run.toml").write_text("[sync]\nquorum = 1\nnum_fragments = 2\npolicy = 'fixed'\nsync_every = 2\n")
+    (tmp_path / "run.toml").write_text(
+        "[sync]\nquorum = 1\nnum_fragments = 2\npolicy = 'fixed'\nsync_every = 2\n[wire]\ncodec_up = 'fp32'\n"
+    )
     words = ["--genesis", write_genesis(tmp_path / "genesis"), "--config", tmp_path / "run.toml"]
     words += ["--run.tokens", "1e9", "--run.learners", "2", "--sync.fragment_sync_delay=1", "--preset", "local"]
     merges = 0

@@ -44,8 +44,8 @@ replace = msgspec.structs.replace
 class House:
     """A syncer's node and its door; `settle` lets it take in whatever has arrived."""
 
-    def __init__(self, root):
-        with Pair(root, config_of(learners=2)) as pair:
+    def __init__(self, root, **settings):
+        with Pair(root, config_of(learners=2, **settings)) as pair:
             self.layout, self.fragments = pair.layout, pair.fragments
         self.store = Store.open(root)
         self.learners = Learners()
@@ -227,6 +227,16 @@ def test_the_only_legal_length_is_that_of_the_fragment_in_the_runs_codec(house):
         with pytest.raises(ProtocolError) as error:
             limit(message)
         assert str(error.value) == says
+
+
+def test_lossless_contributions_are_for_the_end_alone(tmp_path):
+    house = House(tmp_path, wire={"codec_up": "int8"})
+    a, limit = Caller(house), house.learners.payload_bytes
+    with pytest.raises(ProtocolError, match="codec 'fp32' is not the run's int8"):
+        limit(a.contribution(b"", codec="fp32"))
+    house.node.machine.state.phase = "closing"
+    assert limit(a.contribution(b"", codec="fp32")) == len(a.payload(0))
+    house.store.close()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from skerry.errors import ModelError
-from skerry.run.genesis import METADATA, read_genesis, read_layout
+from e2e.processes import skerry
+from skerry.algo.fragments import Tensor, layout_of
+from skerry.config import Config
+from skerry.core.state import state_of
+from skerry.errors import ModelError, TapeDamaged
+from skerry.run.genesis import METADATA, create_run, read_genesis, read_layout
+from skerry.store import Store
 
 
 @pytest.mark.parametrize("metadata", [None, {METADATA: json.dumps({"embeddings": ["table"]})}])
@@ -42,3 +48,29 @@ def test_values_that_no_run_can_start_from_are_refused_by_name(tmp_path):
     save_file({"w": np.zeros(2, np.float64)}, tmp_path / "g")
     with pytest.raises(ModelError, match="parameter w is float64; a genesis holds float32"):
         read_genesis(tmp_path / "g")
+
+
+def test_a_tape_that_tells_of_two_runs_is_refused(tmp_path):
+    layout, arrays = layout_of([Tensor("w", (3,))]), {"w": np.zeros(3, np.float32)}
+    with Store.open(tmp_path) as store:
+        create_run(store, Config(), layout, arrays)
+        create_run(store, Config(), layout, arrays)
+    with Store.open(tmp_path, readonly=True) as store, pytest.raises(TapeDamaged, match="one run from its creation on"):
+        state_of(store.records)
+
+
+def test_a_record_of_a_later_version_is_refused_in_one_line(tmp_path):
+    with Store.open(tmp_path) as store:
+        create_run(store, Config(), layout_of([Tensor("w", (3,))]), {"w": np.zeros(3, np.float32)})
+        store.commit([msgspec.msgpack.encode({"type": "Newfangled"})])
+    for command in (["export", tmp_path], ["replay", tmp_path], ["syncer", "--run", tmp_path, "--port", "0"]):
+        done = skerry(*command)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert "is no fact of this version" in done.stderr
+
+
+def test_a_directory_that_lost_its_tape_is_not_taken_for_a_fresh_one(tmp_path):
+    (tmp_path / "status.json").write_text('{"merges": 129, "phase": "training"}')
+    done = skerry("syncer", "--run", tmp_path, "--port", "0", "--run.tokens", "1e6")
+    assert done.returncode == 2 and "tape is missing, and status.json says" in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]

@@ -444,7 +444,7 @@ def test_a_record_of_a_later_version_is_named(copy):
     with Store.open(copy) as store:
         store.commit([msgspec.msgpack.encode({"type": "FromTheFuture", "of": 1.0})])
     last = records_of(copy)[-1]
-    with pytest.raises(TapeDamaged) as caught:
+    with pytest.raises(TapeUnknown) as caught:
         replayed(copy)
     assert named(last) in str(caught.value) and "is no fact of this version" in str(caught.value)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import LearnerShell, join_timeout, learner_name
 
 JOIN_TIMEOUT_S = 300.0  # longer than a syncer takes to come back, shorter than anyone watches a loop that stands
+
+TOKENS_MAX = 1 << 40  # of one step: more is a slip of the pen
 
 
 class Learner:
@@ -74,7 +77,11 @@ class Learner:
         count = operator.index(tokens)  # a float or a tensor is a mistake better heard of here
         if count < 1:
             raise ValueError(f"tokens = {count}: a step is of at least one token; it decides the weight of the work")
-        return self._shell.step(count, loss)
+        if count > TOKENS_MAX:
+            raise ValueError(f"tokens = {count}: no step is of more than {TOKENS_MAX}")
+        if not isinstance(loss, Real):  # a tensor's number would have to be waited for
+            raise TypeError(f"loss is a {type(loss).__name__}: give a number, like loss.item(), or leave it out")
+        return self._shell.step(count, float(loss))
 
     def close(self) -> None:
         """Hand over what is left and leave the run."""

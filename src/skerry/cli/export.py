@@ -15,6 +15,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, Refusal
 from skerry.run.export import write_model
+from skerry.run.replay import cut_off
 from skerry.store.store import Store
 
 
@@ -31,6 +32,7 @@ def run(words: Sequence[str]) -> int:
         if not store.records:
             raise Refusal(f"{options.run}: holds no run: check the path")
         state = state_of(store.records)
+        warning = cut_off(store, state) or store.left_out
         try:
             digest = export(store, state, out)
         except FileDamaged as error:
@@ -43,13 +45,13 @@ def run(words: Sequence[str]) -> int:
         "phase": state.phase,
         "merges": state.merges,
         "parameters": decode_layout(state.created.layout).param_count,
-        "left_out": store.left_out,
+        "left_out": warning,
     }
     if options.json:
         cli.print_json(record)
     else:
-        if store.left_out:
-            print(store.left_out, file=sys.stderr)
+        if warning:
+            print(warning, file=sys.stderr)
         print(f"{out}  ({record['parameters']:,} parameters after {state.merges} merges)\nsha256 {digest}")
     return 0
 

@@ -27,8 +27,7 @@ from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
 from skerry.shell.syncer import SyncerShell
-from skerry.store.files import check_unused
-from skerry.store.store import Store
+from skerry.store.store import Store, check_unused
 from skerry.train.shapes import shape_of
 from skerry.wire.tcp import Server
 
@@ -40,7 +39,11 @@ log = logging.getLogger("skerry.syncer")
 
 
 def run(words: Sequence[str]) -> int:
-    parser = cli.Parser(prog="skerry syncer", description=__doc__)
+    parser = cli.Parser(
+        prog="skerry syncer",
+        description=__doc__,
+        epilog="Any key of the configuration is an option: --run.tokens 1e9 --sync.quorum 2",
+    )
     parser.add_argument(
         "--run", type=Path, required=True, metavar="DIR", help="the run directory; resumed if it holds a run"
     )
@@ -67,18 +70,24 @@ def run(words: Sequence[str]) -> int:
     cli.log_to_stderr("syncer")
     token = read_token(options.token_file) if options.token_file else None
     port = _check_address(options.host, options.port, token)
-    store = open_run(options, overrides)
     wanted = until_signalled(options.parent)
+    store = open_run(options, overrides)
     if options.repair:
         options.port = port  # learners dial again where they were asked for their copies
         store = _repaired(store, options, token, wanted)
     with store:
+        if (state := state_of(store.records)).phase == "closed":
+            return _tell_end("closed", state, options)  # a service manager that starts it again hears that all is well
+        algo.warm_up()  # before anybody can connect: where nothing is compiled yet it takes a while
         shell = _shell(store, options, token)
         state = shell.node.machine.state
         stage = f"goes on after {state.merges} merges" if state.merges else "no merge yet"
         print(f"skerry: serving {options.run} on {shell.server.address} ({stage})", file=sys.stderr)
-        algo.warm_up()
         reason = shell.run(wanted)
+    return _tell_end(reason, state, options)
+
+
+def _tell_end(reason: str, state: RunState, options: argparse.Namespace) -> int:
     print(f"skerry: {_last_line(reason, state, options.run)}", file=sys.stderr)
     if options.json:
         cli.print_json({"ended": reason, "phase": state.phase, "merges": state.merges, "run_dir": str(options.run)})
@@ -122,8 +131,10 @@ def _no_payload(message: object) -> int:
 
 def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
     """The run in this directory, created if it holds none; bad input is refused before anything is written."""
-    first = None if os.path.isdir(options.run / "tape") else _first(options, overrides)
     _check_whole(options.run)
+    if options.repair and not os.path.isdir(options.run / "tape"):
+        raise Refusal(f"--repair: {options.run} holds no run: check the path")
+    first = None if os.path.isdir(options.run / "tape") else _first(options, overrides)
     store = Store.open(options.run)
     try:
         if store.records:
@@ -140,6 +151,8 @@ def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
 def _check_whole(root: Path) -> None:
     """A tape that was cut off is not gone on with, and not even opened for writing, which would cut it clean."""
     if not os.path.isdir(root / "tape"):
+        if lost := replay.lost_tape(root):
+            raise Refusal(lost)
         return
     check_unused(root)
     with Store.open(root, readonly=True) as store:
@@ -151,10 +164,10 @@ def _check_whole(root: Path) -> None:
 def _check_resume(store: Store, options: argparse.Namespace, overrides: Overrides) -> None:
     """The command that began a run goes on with it, so that a service manager need not know which it does."""
     state = state_of(store.records)
-    if state.phase == "closed":
-        raise Refusal(f"{store.root}: this run is closed; export it, or give --run a fresh directory")
     _check_config(store.root, configs.decode(state.created.config), options, overrides)
-    if options.genesis is not None:
+    if options.genesis is not None and not options.genesis.exists():
+        log.warning("%s is gone; that does no harm, the run has its own values", options.genesis)
+    elif options.genesis is not None:
         difference = fragments.first_difference(read_layout(options.genesis), decode_layout(state.created.layout))
         if difference:
             where = f"(here: {options.genesis}, there: the run)"

@@ -22,8 +22,7 @@ from skerry.run import repair, replay, summary
 from skerry.run.tally import tally
 from skerry.shell.local import LOCAL, Local, LocalRun
 from skerry.shell.syncer import write_json
-from skerry.store.files import check_unused
-from skerry.store.store import Store
+from skerry.store.store import Store, check_unused
 from skerry.train.data import Corpus
 from skerry.train.held_out import HeldOut
 from skerry.train.shapes import shape_of

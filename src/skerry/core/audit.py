@@ -103,6 +103,13 @@ class Audit:
         if not self._demand(count == len(about.digests) > 0, "I15", "{} files, {} digests", count, len(about.digests)):
             return
         try:
+            tabled = len(msgspec.json.decode(about.fragments, type=list[msgspec.Raw]))
+        except msgspec.DecodeError as error:
+            self._demand(False, "I15", "its fragment table cannot be read ({})", error)
+            return
+        if not self._demand(tabled == count, "I15", "{} files, {} fragments in its table", count, tabled):
+            return
+        try:
             self._config = configs.decode(about.config)
         except msgspec.DecodeError as error:
             self._demand(False, "I15", "its configuration cannot be read ({})", error)
@@ -251,7 +258,7 @@ class Audit:
             self._rows(state, d.rows)
             merged = [row for row in d.rows if row.fate == MERGED]
             self._merged(d, merged)
-            self._quorum(d, len(merged))
+            self._quorum(state, d, len(merged))
             since = HowFar(max(progress, self._at_epoch.progress), max(steps, self._at_epoch.steps))
             self._settings(state, d, since)
             if not self.violations:  # of rows and an H that are sound
@@ -292,8 +299,15 @@ class Audit:
             self._demand(codec in codecs, "I3", "{} came in {}, not in {}", name, codec, sorted(codecs))
             self._demand(0 <= base < d.version, "I12", "{} is relative to version {}", name, base)
 
-    def _quorum(self, d: Decision, merged: int) -> None:
+    def _quorum(self, state: RunState, d: Decision, merged: int) -> None:
         """What is left at the end is merged by however few have it."""
+        known = len(state.lives)
+        self._demand(0 <= d.ready <= known, "I11", "{} ready of {} learners that ever joined", d.ready, known)
+        is_left = (d.reason == "everyone is leaving") == (d.ready == 0)
+        self._demand(is_left, "I11", "closed because {}, with {} ready", d.reason, d.ready)
+        is_last = (d.reason == "the last work") == d.is_closing
+        self._demand(is_last, "I11", "closed because {}, in stage {}", d.reason, d.stage)
+        self._demand(0 <= d.open_s < math.inf, "clock", "its round was open for {} s", d.open_s)
         configured = 1 if d.is_closing else self._config.sync.quorum
         is_right = expected.is_quorum(d.quorum, configured, d.ready)
         self._demand(is_right, "I11", "quorum {} with {} ready, configured {}", d.quorum, d.ready, configured)

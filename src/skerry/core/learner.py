@@ -179,7 +179,7 @@ class LearnerMachine:
             return "done"
         if self.is_settled and self.state == "leaving":
             return "settled"
-        if self._done_at is not None and now - self._done_at > LAST_VERSIONS_S:
+        if self._done_at is not None and now - max(self._done_at, self._closing_at) > LAST_VERSIONS_S:
             return "no last versions"
         return "timeout" if now - self._closing_at >= self._patience_s else None
 

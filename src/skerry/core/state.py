@@ -31,7 +31,7 @@ from skerry.core.facts import (
 )
 from skerry.core.ledger import MERGED, Ledger
 from skerry.core.vocabulary import Phase
-from skerry.errors import TapeUnknown
+from skerry.errors import TapeDamaged, TapeUnknown
 
 
 class FragmentState(Struct):
@@ -144,15 +144,17 @@ def created(fact: RunCreated) -> RunState:
 
 
 def fold(facts: Iterable[Fact | RunState]) -> RunState:
-    """The state after all facts; the first is RunCreated or an earlier fold."""
+    """The state after all facts; the first, and no other, is RunCreated or an earlier fold."""
     state: RunState | None = None
     for fact in facts:
+        is_first = isinstance(fact, RunCreated | RunState)
+        if is_first != (state is None):
+            raise TapeDamaged("the tape does not tell of one run from its creation on: restore it from a copy")
         if isinstance(fact, RunState):
             state = fact
         elif isinstance(fact, RunCreated):
             state = created(fact)
-        else:
-            assert state is not None, "a tape begins with RunCreated or a fold"
+        elif state is not None:
             state.apply(fact)
     assert state is not None, "the tape is empty"
     return state
@@ -163,9 +165,15 @@ _facts = msgspec.msgpack.Decoder(Fact | RunState)
 
 def decode_fact(record: bytes) -> Fact | RunState:
     """A record of the tape as what it says; a run that follows rules nobody here knows is refused."""
-    fact: Fact | RunState = _facts.decode(record)
+    try:
+        fact: Fact | RunState = _facts.decode(record)
+    except msgspec.DecodeError as error:
+        raise TapeUnknown(
+            f"the tape holds a record that is no fact of this version ({error}): use a later version of Skerry, "
+            "or restore it from a copy"
+        ) from None
     about = fact.created if isinstance(fact, RunState) else fact
-    if isinstance(about, RunCreated) and about.rules > RULES:
+    if isinstance(about, RunCreated) and not 1 <= about.rules <= RULES:
         known = f"those up to {RULES} are known here"
         raise TapeUnknown(f"run {about.run} follows rules {about.rules}, {known}: use a later version of Skerry")
     return fact

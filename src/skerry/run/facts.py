@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from skerry.algo.fragments import Fragment, decode_fragments, decode_layout
 from skerry.core.facts import Fact, RunCreated
 from skerry.core.state import RunState, decode_fact
+from skerry.errors import TapeDamaged
 from skerry.store.store import Store
 
 Said = TypeVar("Said", covariant=True)
@@ -35,4 +38,7 @@ def facts_of(store: Store) -> Iterator[Stamped[Fact]]:
 
 def fragments_of(created: RunCreated) -> tuple[Fragment, ...]:
     """The run's own fragments, from the table it was created with."""
-    return decode_fragments(created.fragments, decode_layout(created.layout))
+    try:
+        return decode_fragments(created.fragments, decode_layout(created.layout))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise TapeDamaged(f"the fragments of run {created.run} cannot be read ({error}): restore the tape") from None

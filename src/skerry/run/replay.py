@@ -25,7 +25,7 @@ from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, Fact, Restored, RunCreated, SteppedBack
 from skerry.core.ledger import MERGED
 from skerry.core.state import RunState, decode_fact
-from skerry.errors import FileDamaged, ReplayError, TapeDamaged
+from skerry.errors import FileDamaged, ReplayError, TapeDamaged, TapeUnknown
 from skerry.node.algebra import FLOAT32, Merged, Values
 from skerry.node.syncer import ABS_MAX
 from skerry.run.export import packed
@@ -119,10 +119,8 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
 def _decode(store: Store, record: Record) -> Fact | RunState:
     try:
         return decode_fact(record.body)
-    except msgspec.DecodeError as error:
-        raise TapeDamaged(
-            f"{_place(store, record)}: is no fact of this version ({error}): use a later one, or restore it from a copy"
-        ) from None
+    except TapeUnknown as error:
+        raise TapeUnknown(f"{_place(store, record)}: {error}") from None
 
 
 def _place(store: Store, record: Record) -> str:
@@ -135,7 +133,7 @@ def _known(store: Store) -> RunState | None:
     try:
         for body in store.records:
             audit.take(decode_fact(body))
-    except msgspec.DecodeError:
+    except TapeUnknown:  # the walk will say where
         return None
     return None if audit.violations else audit.state
 
@@ -146,6 +144,15 @@ def cut_off(store: Store, state: RunState | None) -> str:
     return _lacking(store, _last_words(store.root), merges, is_closed)
 
 
+def lost_tape(root: Path) -> str:
+    """Why a directory without a tape is not a fresh one; empty if it is."""
+    for name, said in _last_words(root):
+        if said["merges"]:
+            told = f"{name} says that its run had {said['merges']} merges"
+            return f"{root}/tape is missing, and {told}: restore it from a copy, or begin in a fresh directory"
+    return ""
+
+
 def _lacking(store: Store, words: list[tuple[str, dict[str, Any]]], merges: int, is_closed: bool) -> str:
     """What the tape should hold by someone's last words and does not; `is_closed`: it holds the end, or may do so."""
     for name, said in words:
@@ -154,7 +161,8 @@ def _lacking(store: Store, words: list[tuple[str, dict[str, Any]]], merges: int,
             more = " and the end of the run" if lacks_end else ""
             told = f"{name} says {said['merges']}{more}"
             end = f"{store.root}/tape/{store.tape.number:06d}.seg at byte {store.tape.size}"
-            advice = f"restore it from a copy, or remove {name} to go on without what is lost"
+            advice = "restore it from a copy, or "
+            advice += f"remove {name} to go on without what is lost" if merges else "begin anew in a fresh directory"
             return f"{end}: truncated: the tape ends with {merges} merges, {told}: {advice}"
     return ""
 

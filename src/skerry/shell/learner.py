@@ -157,6 +157,7 @@ class LearnerShell:
         if isinstance(event, Received) and isinstance(event.message, Welcome) and self.node.config is not None:
             wire = self.node.config.wire
             self.client.keep_time(wire.heartbeat_s, wire.timeout_s)
+            log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
 
 
 def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: float) -> configs.Config:

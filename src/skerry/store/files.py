@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -158,12 +158,6 @@ class DiskFiles:
                 yield fd
             finally:
                 os.close(fd)
-
-
-def check_unused(root: Path) -> None:
-    """`StoreInUse` if another process writes in this directory."""
-    with closing(DiskFiles(root, create=False)) as files:
-        files.lock()
 
 
 def flat(part: Buffer) -> memoryview:

@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -199,6 +199,15 @@ class Store:
             raise
 
 
+def check_unused(root: Path) -> None:
+    """`StoreInUse` if another process writes in this directory."""
+    try:
+        with closing(DiskFiles(root, create=False)) as files:
+            files.lock()
+    except OSError as error:
+        raise StoreError(_explain(root, "open", error)) from error
+
+
 def _prepare(files: FileSystem) -> None:
     files.lock()
     files.make_dir("tape")
@@ -220,8 +229,10 @@ def _is_ours(name: str) -> bool:
 
 def _explain(root: Path, doing: str, error: OSError) -> str:
     where = root / str(error.filename or "")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({where}); committed state is intact: free space and restart"
+    if error.errno == errno.EFBIG:
+        return f"{where} may not grow any more; committed state is intact: raise the limit (ulimit -f) and restart"
     remedy = {
         errno.EACCES: "check its owner and permissions",
         errno.EROFS: "mount it writable",

@@ -192,7 +192,7 @@ def by_hand():
         return at, Committed(decision, Result("", b""))
 
     facts = [
-        (90.0, RunCreated("hand", RULES, configs.encode(config), layout, b"", ("f",), (b"d",))),
+        (90.0, RunCreated("hand", RULES, configs.encode(config), layout, b"[[]]", ("f",), (b"d",))),
         (91.0, EpochStarted(1)),
         (95.0, LifeStarted(A, 1, "pa", 0, 0.0)),
         (95.0, LifeStarted(B, 1, "pb", 1, 0.0)),
