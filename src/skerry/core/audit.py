@@ -303,7 +303,7 @@ class Audit:
         """What is left at the end is merged by however few have it."""
         known = len(state.lives)
         self._demand(0 <= d.ready <= known, "I11", "{} ready of {} learners that ever joined", d.ready, known)
-        is_left = (d.reason == "everyone is leaving") == (d.ready == 0)
+        is_left = d.reason != "everyone is leaving" or d.ready == 0
         self._demand(is_left, "I11", "closed because {}, with {} ready", d.reason, d.ready)
         is_last = (d.reason == "the last work") == d.is_closing
         self._demand(is_last, "I11", "closed because {}, in stage {}", d.reason, d.stage)
