@@ -79,12 +79,15 @@ def test_only_learners_import_torch():
 def test_the_core_is_pure():
     allowed = {
         "__future__",
+        "bisect",
         "collections",
         "dataclasses",
         "enum",
         "fractions",
         "functools",
+        "heapq",
         "math",
+        "operator",
         "typing",
         "msgspec",
         "skerry",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.views import contribution, holding, member, view
+from core.views import contribution, holding, member, roster_of, view
 from skerry.core.closing import Closing
 from skerry.core.look import GivenUp, Want
 
@@ -60,4 +60,4 @@ def test_it_is_over_when_nobody_owes_or_the_time_is():
 
 def test_a_life_that_was_not_heard_of_since_the_restart_is_awaited():
     seen = view(member("a"))
-    assert CLOSING.unsettled(type(seen)(**(vars(seen) | {"members": ()}))) == ["a"]
+    assert CLOSING.unsettled(type(seen)(**(vars(seen) | {"roster": roster_of()}))) == ["a"]

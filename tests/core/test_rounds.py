@@ -56,7 +56,7 @@ def test_a_round_pulls_the_ready_that_have_work_once():
     asked(wants, now=0.0)
     assert rounds.pull(0, view(a, b, idle, held=holding(contribution("b")), now=1.0)) == []
     assert names(rounds.pull(0, view(a, b, idle, now=3.0))) == [("a", 0), ("b", 0)], "a did not answer for too long"
-    assert rounds.open[0].pulled == {"a", "b"}
+    assert rounds.open[0].awaited == {"a", "b"}
 
 
 def test_a_round_waits_for_the_quorum_and_closes_when_all_are_in():
@@ -76,7 +76,7 @@ def test_a_round_waits_for_the_quorum_and_closes_when_all_are_in():
 def test_adoption_is_measured_once_from_when_the_version_was_durable():
     rounds, a = rounds_of(), member("a", step=4)
     rounds.merge_began(0)
-    rounds.merge_ended(0, [a], now=1.0)
+    rounds.merge_ended(0, ["a"], now=1.0)
     rounds.measure_adoption(a, view(a).state.fragments, now=3.0)
     rounds.measure_adoption(a, view(a).state.fragments, now=9.0)
     assert rounds.sync_s == 2.0 and not rounds.merging

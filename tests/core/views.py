@@ -8,6 +8,7 @@ from skerry.core.held import Held
 from skerry.core.look import View
 from skerry.core.membership import Member
 from skerry.core.messages import Contribution, FragmentPosition, Report
+from skerry.core.roster import Roster
 
 FRAGMENTS = 2
 PAYLOAD_BYTES = 10
@@ -37,8 +38,16 @@ def holding(*contributions: Contribution, bytes_max: int = 1000) -> Held:
     return held
 
 
+def roster_of(*members: Member, held: Held | None = None, now: float = 0.0) -> Roster:
+    roster = Roster(held or holding(), stall_s=1000.0)
+    for each in members:
+        roster.update(each, now)
+    return roster
+
+
 def view(*members: Member, held: Held | None = None, now: float = 0.0, quorum: int = 1) -> View:
     """Two fragments at H = 4, of which nothing is settled; the run knows of all these members."""
+    held = held or holding()
     desk = Desk(num_fragments=FRAGMENTS, sync_every=4)
     for each in members:
         desk.join(each.learner)
@@ -51,9 +60,8 @@ def view(*members: Member, held: Held | None = None, now: float = 0.0, quorum: i
         stage="steady",
         sync_every=4,
         quorum=quorum,
-        members=members,
-        ready=tuple(m for m in members if m.is_ready(now, 1000.0)),
+        roster=roster_of(*members, held=held, now=now),
         ahead=0,
-        held=held or holding(),
+        held=held,
         state=desk.machine.state,
     )

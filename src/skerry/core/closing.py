@@ -52,7 +52,7 @@ class Closing:
         their last work.
         """
         held, share = view.held[p], self.share(view.now)
-        awaited = [m for m in view.members if m.learner not in held and _owes(m, p, view)]
+        awaited = [m for m in view.roster if m.learner not in held and _owes(m, p, view)]
         if view.held.is_full or any(not _is_last(c, view) for c in held.values()):
             awaited = [m for m in awaited if m.connected and share < PATIENCE_SHARE]
         if not held or (awaited and share <= 1):
@@ -62,8 +62,8 @@ class Closing:
     def unsettled(self, view: View) -> list[str]:
         """Current lives with pending work, those still stepping, and dead ones whose held work is not merged yet."""
         fragments = range(len(view.held))
-        owing = {m.learner for m in view.members if any(_owes(m, p, view) for p in fragments)}
-        owing |= view.state.lives.keys() - {m.learner for m in view.members}  # not heard of since this process began
+        owing = {m.learner for m in view.roster if any(_owes(m, p, view) for p in fragments)}
+        owing |= view.state.lives.keys() - view.roster.members.keys()  # not heard of since this process began
         return sorted(owing | {learner for held in view.held for learner in held})
 
     def is_over(self, unsettled: list[str], now: float) -> bool:

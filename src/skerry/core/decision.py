@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from skerry.config import Config
 from skerry.core.admission import rows_of
-from skerry.core.facts import Decision, Part
+from skerry.core.facts import Decision, Part, Seen
 from skerry.core.look import Close, View
 from skerry.core.schedule import gain_of, recipe_of, sync_every_in, weight_of
 
 
-def decision_of(close: Close, view: View, config: Config) -> Decision:
-    """Merge what is held of the fragment, by the recipe of the stage in which its round was opened."""
+def decision_of(close: Close, view: View, config: Config, seen: tuple[Seen, ...]) -> Decision:
+    """Merge what is held of the fragment, by the recipe of the stage in which its round was opened.
+
+    `seen` are the positions that no fact before this one holds.
+    """
     p, state = close.fragment, view.state
     at, contributions = state.fragments[p], view.held.in_order(p)
     recipe, every = recipe_of(config, close.stage), sync_every_in(config.sync, close.stage)
@@ -35,7 +38,7 @@ def decision_of(close: Close, view: View, config: Config) -> Decision:
         ready=close.ready,
         rows=rows,
         parts=tuple(Part(c.codec, c.base_version, weight_of(c.tokens, c.steps)) for c in contributions),
-        seen=view.seen,
+        seen=seen,
         progress=state.progress,
         steps=state.steps,
         open_s=view.now - close.opened_at,

@@ -106,7 +106,7 @@ class Decision(Struct, frozen=True):
     ready: int  # learners that were ready when it closed
     rows: tuple[Row, ...]  # what it settles
     parts: tuple[Part, ...]  # one per merged row, in order
-    seen: tuple[Seen, ...]
+    seen: tuple[Seen, ...]  # of lives of which more was seen since the last fact that said so
     progress: float
     steps: int  # of all learners
     open_s: float  # how long the round was open

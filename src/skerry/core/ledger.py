@@ -69,13 +69,21 @@ class Ledger(Struct):
     def settled(self, learner: str, life: int, fragment: int) -> Settled:
         return self.account(learner, life).settled[fragment]
 
-    def see(self, seen: Seen) -> None:
-        """Raise the produced position of a life; older sightings change nothing."""
+    def see(self, seen: Seen) -> bool:
+        """Raise the produced position of a life, and say whether it was raised; older sightings change nothing."""
         account = self.account(seen.learner, seen.life)
+        is_new = (
+            seen.step > account.step
+            or seen.tokens > account.tokens
+            or seen.bytes_up > account.bytes_up
+            or seen.bytes_down > account.bytes_down
+            or seen.step_gap_s_max > account.step_gap_s_max
+        )
         self._raise(account, seen.step, seen.tokens)
         account.bytes_up = max(account.bytes_up, seen.bytes_up)
         account.bytes_down = max(account.bytes_down, seen.bytes_down)
         account.step_gap_s_max = max(account.step_gap_s_max, seen.step_gap_s_max)
+        return is_new
 
     def seen(self, learner: str, life: int) -> Seen:
         a = self.account(learner, life)

@@ -6,6 +6,7 @@ ready learners. Measured times are exponential averages that do not exist before
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -74,7 +75,7 @@ class Member:
         if self.report is None or report.step > self.report.step:
             self.stepped_at = now
             self.is_stepping |= self.report is not None
-        if report.step_s > 0:
+        if 0 < report.step_s < math.inf:
             self.step_s = ema(self.step_s, report.step_s)
         for p, position in enumerate(report.positions):
             before = self.report.positions[p] if self.report is not None else None
@@ -97,8 +98,8 @@ class Member:
         self.sent[p] = version
         self.timed.setdefault(p, (version, now))  # if it is sent again: it may be the first that is adopted
 
-    def heal(self, now: float) -> None:
-        """Forget what was handed over but, by a report from long after, is not there: it will be sent again.
+    def heal(self, fragments: Iterable[int], now: float) -> None:
+        """Forget what was handed over of these but, by a report from long after, is not there: it is sent again.
 
         Handed over is not arrived: it may lie for many seconds before a narrow link, and every repeat makes that
         longer. So long after is by what adoption usually takes. Before the first was measured it is as long as can
@@ -106,8 +107,8 @@ class Member:
         """
         assert self.report is not None
         resend_s = RESEND_S_MAX if self.adopt_s is None else patience_s(self.adopt_s)
-        for p, position in enumerate(self.report.positions):
-            sent = self.sent[p]
+        for p in fragments:
+            position, sent = self.report.positions[p], self.sent[p]
             if p in self.sending or sent is None or self.reported_at - self.sent_at[p] < resend_s:
                 continue
             if position.want_full or position.base_version < sent:
@@ -122,22 +123,37 @@ class Member:
     def may_be_asked(self, p: int, now: float) -> bool:
         """It has work on p, knows what is settled, and was not just asked."""
         assert self.report is not None
-        asked = self.pulled_at.get(p)
         return (
             self.unsettled(p) > 0
             and self.report.positions[p].mark_step >= self.settled[p]
-            and (asked is None or now - asked > patience_s(self.answer_s or 0.0))
+            and (p not in self.pulled_at or self.is_given_up_on(p, now))
         )
+
+    def is_given_up_on(self, p: int, now: float) -> bool:
+        """It was asked for p so long ago that the question or its answer is taken for lost."""
+        return now - self.pulled_at[p] > self.patience_s
+
+    @property
+    def patience_s(self) -> float:
+        """How long it is waited for before it is asked again."""
+        return patience_s(self.answer_s or 0.0)
+
+    def answered(self, p: int, now: float) -> None:
+        """What it was asked for is here."""
+        self.answer_s = ema(self.answer_s, now - self.pulled_at.pop(p))
+
+    @property
+    def answers_in_s(self) -> float | None:
+        """From a pull that finds it in the midst of a step to its complete contribution, once one was measured."""
+        return None if self.answer_s is None else self.answer_s + (self.step_s or 0.0) / 2
 
     def was_just_told_to_stop(self, now: float) -> bool:
         return self.told_stop_at is not None and now - self.told_stop_at <= RESEND_S
 
-    def outdated(self, versions: Iterable[int]) -> list[int]:
-        """Fragments of which it was not handed the newest of these versions, and none is on its way to it."""
-        if not self.connected:
-            return []
-        newer = enumerate(zip(self.sent, versions, strict=True))
-        return [p for p, (sent, version) in newer if sent is not None and sent < version and p not in self.sending]
+    def lacks(self, p: int, version: int) -> bool:
+        """It was not handed this version of a fragment, and none is on its way to it."""
+        sent = self.sent[p]
+        return self.connected and sent is not None and sent < version and p not in self.sending
 
     @property
     def step(self) -> int:
@@ -152,7 +168,14 @@ class Member:
         return self.report is not None and self.report.state == "leaving" and self.has_adopted_all
 
     def is_stalled(self, now: float, stall_s: float) -> bool:
-        return now - self.stepped_at > max(stall_s, 10 * (self.step_s or 0.0))
+        return now - self.stepped_at > self._stall_s(stall_s)
+
+    def stalls_at(self, stall_s: float) -> float:
+        """When it will have stalled, if it takes no further step."""
+        return self.stepped_at + self._stall_s(stall_s)
+
+    def _stall_s(self, stall_s: float) -> float:
+        return max(stall_s, 10 * (self.step_s or 0.0))
 
     def is_ready(self, now: float, stall_s: float) -> bool:
         return (

@@ -8,25 +8,25 @@ how long a round waits for the last.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from skerry.config import Sync
 from skerry.core.look import Close, View, Want
 from skerry.core.membership import Member, ema
 from skerry.core.quorum import decide, grace_s
-from skerry.core.schedule import Pacer, due_at, pace_s, rounds_open_max, steps_due
+from skerry.core.schedule import Pacer, due_at, rounds_open_max
 from skerry.core.state import FragmentState
 from skerry.core.vocabulary import Stage
 
 
 @dataclass
 class Round:
-    """An open round of one fragment: who was asked, when the quorum was reached, why it still waits."""
+    """An open round of one fragment: whom it waits for, when the quorum was reached, why it still waits."""
 
     opened_at: float
     stage: Stage  # at its opening: what its merge does follows from it
+    awaited: set[str]  # learners that were asked and, when last looked, were not in
     quorum_at: float | None = None
-    pulled: set[str] = field(default_factory=set)
     waits: str = "opened"
 
 
@@ -56,23 +56,26 @@ class Rounds:
 
     def open_due(self, view: View) -> None:
         """Open what is due, the most overdue first, as far as the pacer and the bound on open rounds let."""
-        self.pacer.grow(view.now, _pace_s(view), self.fragment_count / view.sync_every)
+        self.pacer.grow(view.now, view.roster.pace_s(view.quorum), self.fragment_count / view.sync_every)
         if len(view.ready) < view.quorum:
             return
         room = rounds_open_max(self.sync.fragment_sync_delay, self.fragment_count, view.sync_every) - len(self.open)
         if room <= 0 or not self.pacer.has_any:
             return  # nothing could be opened: spare the look at every fragment
-        overdue = {p: _steps_due(p, view) / self._due_at(p, view) for p in self._idle()}
+        overdue = {p: view.roster.steps_due(p, view.quorum) / self._due_at(p, view) for p in self._idle()}
         for _, p in sorted((-by, p) for p, by in overdue.items() if by >= 1)[:room]:
             if not self.pacer.take():
                 break
-            self.open[p] = Round(view.now, view.stage)
+            asked = {learner for learner, member in view.ready.items() if p in member.pulled_at}
+            self.open[p] = Round(view.now, view.stage, asked)
 
     def pull(self, p: int, view: View) -> list[Want]:
         """Whom to ask now for an open round; the round waits for everyone who was asked."""
-        wants = [Want(m, p) for m in view.ready if self._may_pull(m, p, view)]
-        asked = {m.learner for m in view.ready if p in m.pulled_at}
-        self.open[p].pulled |= asked | {want.member.learner for want in wants}
+        askable = view.roster.askable[p]
+        if not askable or not view.held.has_room(p, self.oldest):
+            return []
+        wants = [Want(view.ready[learner], p) for learner in sorted(askable) if learner in view.ready]
+        self.open[p].awaited.update(want.member.learner for want in wants)
         return wants
 
     def close(self, p: int, view: View) -> Close | None:
@@ -81,16 +84,19 @@ class Rounds:
         if len(held) >= view.quorum and round_.quorum_at is None:
             round_.quorum_at = view.now
             self.quorum_s = ema(self.quorum_s, view.now - round_.opened_at)
-        missing = {
-            m.learner: m.pulled_at.get(p, view.now) + (m.answer_s or 0.0)
-            for m in view.ready
-            if m.learner in round_.pulled and m.learner not in held
-        }
+        missing = self._missing(p, view) if len(held) >= view.quorum else {}
         verdict = decide(len(held), view.quorum, missing, round_.quorum_at, self._grace_s(view), view.now)
         round_.waits = verdict.waits
         if verdict.closes is None:
             return None
         return Close(p, round_.stage, verdict.closes, view.quorum, len(view.ready), round_.opened_at)
+
+    def _missing(self, p: int, view: View) -> dict[str, float]:
+        """Learners that a round still waits for, and when each is expected."""
+        round_ = self.open[p]
+        round_.awaited = {learner for learner in round_.awaited if learner not in view.held[p]}
+        there = [view.ready[learner] for learner in round_.awaited if learner in view.ready]
+        return {m.learner: m.pulled_at.get(p, view.now) + (m.answer_s or 0.0) for m in there}
 
     def ask_ahead(self, view: View) -> list[Want]:
         """Ask those who would miss a round's window before it opens, by as much as they would miss it.
@@ -98,28 +104,30 @@ class Rounds:
         A contribution belongs to no round, so a slow learner's can lie ready when the round opens. Asked only at the
         opening it would be late, held for the next round, and so be in every other merge at best.
         """
-        step_s = _pace_s(view)
+        roster, step_s = view.roster, view.roster.pace_s(view.quorum)
         if len(view.ready) < view.quorum or step_s is None or self.quorum_s is None:
             return []
         window_s = self.quorum_s + self._grace_s(view)
-        late_s = {
-            m.learner: m.answer_s + (m.step_s or 0.0) / 2 - window_s for m in view.ready if m.answer_s is not None
-        }
-        slow = [m for m in view.ready if late_s.get(m.learner, 0.0) > 0]
-        wants = []
+        slow = roster.slower_than(window_s)
+        late_s_max = slow[-1][0] - window_s if slow else 0.0
+        wants: list[Want] = []
         for p in self._idle() if slow else ():
-            due_s = (self._due_at(p, view) - _steps_due(p, view)) * step_s
-            wants += [Want(m, p) for m in slow if due_s <= late_s[m.learner] and self._may_pull(m, p, view)]
+            due_s = (self._due_at(p, view) - roster.steps_due(p, view.quorum)) * step_s
+            if due_s <= late_s_max and roster.askable[p] and view.held.has_room(p, self.oldest):
+                late = [learner for answers_in_s, learner in slow if due_s <= answers_in_s - window_s]
+                wants += [Want(view.ready[learner], p) for learner in sorted(roster.askable[p].intersection(late))]
         return wants
 
     def hand_over(self, p: int, view: View) -> list[Want]:
         """Learners that want to leave hand over at once; their work merges in the next rounds."""
-        return [Want(m, p) for m in view.leaving if self._may_pull(m, p, view)]
+        is_room = view.held.has_room(p, self.oldest)
+        return [Want(m, p) for m in view.leaving if is_room and m.learner in view.roster.askable[p]]
 
     def close_behind(self, p: int, view: View) -> Close | None:
         """Where everyone is leaving there is no next round: what is held merges once all have handed over."""
-        all_in = all(m.learner in view.held[p] or m.unsettled(p) <= 0 for m in view.leaving)
-        if view.ready or not view.leaving or not all_in or len(view.held[p]) < view.quorum or p in self.merging:
+        if view.ready or not view.leaving or len(view.held[p]) < view.quorum or p in self.merging:
+            return None
+        if not all(m.learner in view.held[p] or m.unsettled(p) <= 0 for m in view.leaving):
             return None
         return Close(p, view.stage, "everyone is leaving", view.quorum, 0, view.now)
 
@@ -138,11 +146,17 @@ class Rounds:
         self.open.pop(p, None)
         self.merging.add(p)
 
-    def merge_ended(self, p: int, ready: Iterable[Member], now: float) -> None:
+    def merge_ended(self, p: int, ready: Iterable[str], now: float) -> None:
         """The version is durable; those who are ready are expected to adopt it."""
         self.merging.discard(p)
         self._closed_at[p] = now
-        self._adopting[p] = {m.learner for m in ready}
+        self._adopting[p] = set(ready)
+
+    def has_become_ready(self, member: Member) -> None:
+        """Open rounds wait for it where it was asked before."""
+        for p, round_ in self.open.items():
+            if p in member.pulled_at:
+                round_.awaited.add(member.learner)
 
     def measure_adoption(self, member: Member, fragments: Sequence[FragmentState], now: float) -> None:
         """A report came: how long did the versions take that it has adopted?"""
@@ -162,31 +176,9 @@ class Rounds:
         """Fragments of which no round is open and no merge under way."""
         return [p for p in range(self.fragment_count) if p not in self.open and p not in self.merging]
 
-    def _may_pull(self, member: Member, p: int, view: View) -> bool:
-        return member.may_be_asked(p, view.now) and view.held.wants(member.learner, p, self.oldest)
-
     def _due_at(self, p: int, view: View) -> int:
         return due_at(p, self.fragment_count, view.sync_every, view.state.fragments[p].sync_every)
 
     def _grace_s(self, view: View) -> float:
-        kth_s = _kth_step_s(view)
+        kth_s = view.roster.kth_step_s(view.quorum)
         return grace_s(self.sync.grace, self.sync.fragment_sync_delay, kth_s, self.quorum_s, self.sync_s)
-
-
-def _steps_due(p: int, view: View) -> float:
-    return steps_due([m.unsettled(p) for m in view.ready], view.quorum)
-
-
-def _pace_s(view: View) -> float | None:
-    return pace_s(_steps_s(view), view.quorum)
-
-
-def _kth_step_s(view: View) -> float | None:
-    """The K-th fastest ready learner's step time, once K were measured."""
-    times = sorted(_steps_s(view))
-    return times[view.quorum - 1] if len(times) >= view.quorum else None
-
-
-def _steps_s(view: View) -> list[float]:
-    """Step times of the ready, as far as measured."""
-    return [m.step_s for m in view.ready if m.step_s]

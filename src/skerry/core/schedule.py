@@ -99,17 +99,24 @@ def due_at(fragment: int, fragment_count: int, sync_every: int, sync_every_befor
     return first_due(fragment, fragment_count, sync_every) if is_jump else sync_every
 
 
-def steps_due(unsettled: Sequence[int], quorum: int) -> float:
-    """The steps that H counts, from the ready learners' unsettled ones; none before K learners have at least one.
+def steps_due(unsettled: Mapping[int, int], quorum: int) -> float:
+    """The steps that H counts; none before K of the ready learners have at least one unsettled.
+
+    `unsettled` maps unsettled steps to how many of the ready learners have so many.
 
     Those that K learners have. But no less than the K fastest have on average, save one, so that H hardly stretches
     while one of the fast is away; and half of the fastest's, so that it does not stretch tenfold where most are slow.
     Save one: learners of equal speed differ by a step, and their rounds should wait for all of them to have H.
     """
-    fastest = sorted(unsettled, reverse=True)[:quorum]
-    if len(fastest) < quorum or fastest[-1] < 1:
-        return 0.0
-    return max(fastest[-1], sum(fastest) / quorum - 1, fastest[0] / 2)
+    missing, total = quorum, 0  # of the K fastest: how many are still to be found, and the steps of those found
+    for steps in sorted(unsettled, reverse=True):
+        if steps < 1:
+            break
+        count = min(unsettled[steps], missing)
+        missing, total = missing - count, total + count * steps
+        if not missing:
+            return max(steps, total / quorum - 1, max(unsettled) / 2)
+    return 0.0
 
 
 def pace_s(step_s: Sequence[float], quorum: int) -> float | None:

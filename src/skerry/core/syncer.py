@@ -1,15 +1,18 @@
 """The syncer's side of the protocol: who is there, rounds, settlement, publication, the end.
 
-    actions = machine.step(event, now)
+    actions = machine.take(event, now)      for each of some events
+    actions = machine.look(now)             then once
+    actions = machine.step(event, now)      both, for who has one event
 
 Theory of operation. The machine is told *events*, which are past facts (a learner said hello, a report or a whole
 contribution came, a merge is durable, time has passed), and answers with *actions*, which are orders (record, send,
 hold, publish, merge). It holds no payload and no array: contributions are named, their bytes are the node's. It reads
 no clock either: time is what `now` says, less what the process slept (`core/clock.py`).
 
-A step has two halves. First the event is taken in, and what follows from it alone is ordered: a welcome, a hold or a
-rejection, publications. Then comes a *look* at where things stand, because what is due may follow from any event and
-from time alone. A look goes, in this order:
+Events are *taken* in one by one, and what follows from one alone is ordered at once: a welcome, a hold or a rejection,
+publications. Then comes a *look* at where things stand, because what is due may follow from any event and from time
+alone. One look does for however many events came before it, and costs what they changed: what it is decided from is
+kept up as it changes (`core/roster.py`). Only the closing goes through everybody. A look goes, in this order:
 
     progress    how much of the budget is spent, so which stage it is and how long H
     samples     measurements, to the tape now and then
@@ -20,10 +23,10 @@ from time alone. A look goes, in this order:
     or, once the budget is spent:
     stop, settle, merge, end                                             core/closing.py
 
-What decides owns its own state and nothing else: `Held` what is held, `Rounds` the open rounds and measured times,
-`Closing` when the end began, `Member` what one learner said and was told. Each decides from a frozen `View`
-(`core/look.py`) and returns orders as plain values. Only the machine appends actions and applies facts to the state,
-each order before the next decision that could depend on it.
+What decides owns its own state and nothing else: `Held` what is held, `Roster` who can do what, `Rounds` the open
+rounds and measured times, `Closing` when the end began, `Member` what one learner said and was told. Each decides from
+a frozen `View` (`core/look.py`) and returns orders as plain values. Only the machine appends actions and applies facts
+to the state, each order before the next decision that could depend on it.
 
 `state` is the fold of the tape. The machine applies a fact when it orders its record, and a merge's when it is told
 that the merge is done. So whatever follows from a fact is ordered behind its record, and carried out after it is kept.
@@ -73,9 +76,10 @@ from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row,
 from skerry.core.held import Held
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.look import Close, View, Want
-from skerry.core.membership import RESEND_S, Member, ema
+from skerry.core.membership import RESEND_S, Member
 from skerry.core.messages import Contribution, Done, Pull, Refused, Rejected, Report, Stop, Welcome
 from skerry.core.quorum import quorum_size
+from skerry.core.roster import Roster
 from skerry.core.rounds import Rounds
 from skerry.core.samples import Samples
 from skerry.core.schedule import spent_at, stage_at, sync_every_in
@@ -91,26 +95,38 @@ class SyncerMachine:
         self.config = config
         self.state = state
         self.clock = Clock(now, state.elapsed_s)
-        self.members: dict[str, Member] = {}
         self.held = Held(count, config.wire.held_bytes_max)
+        self.roster = Roster(self.held, config.sync.stall_s)
         self.rounds = Rounds(config.sync, count)
         self.closing = Closing(now, config.sync.close_timeout_s) if state.phase == "closing" else None
         self.waiting = "for learners"  # why nothing merges right now
         self.refused: dict[Refusal, int] = {}
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
+        self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the last fact about it says
+        self._is_due_anew = False  # something other than an arrival was taken in since the last look
         self._actions: list[SyncerAction] = []
 
     def __repr__(self) -> str:
         return (
-            f"<syncer {self.state.phase} merges={self.state.merges} ready={len(self._ready())} "
+            f"<syncer {self.state.phase} merges={self.state.merges} ready={len(self.roster.ready)} "
             f"open={sorted(self.rounds.open)} waiting {self.waiting}>"
         )
 
+    @property
+    def members(self) -> dict[str, Member]:
+        """By learner; all that were heard of since this process began."""
+        return self.roster.members
+
     def step(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
-        """Take one event in; the orders it leads to come out, to be carried out in this order."""
+        """Take one event in and look, if it can move a round; the orders come out as they are to be carried out."""
+        actions = self.take(event, now)
+        return actions if isinstance(event, PublicationSent | Interrupted) else actions + self.look(now)
+
+    def take(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
+        """Take one event in; what follows from it alone comes out, in the order in which it is to be carried out."""
         self._pass_time(now)
-        self._actions = []
+        self._is_due_anew |= not isinstance(event, Arrived | PublicationSent)
         match event:
             case Started():
                 for learner, known in sorted(self.state.lives.items()):
@@ -125,17 +141,37 @@ class SyncerMachine:
                 self._arrive(event)
             case PublicationSent():
                 self._publication_sent(event)
-                return self._actions  # that bytes have left moves no round
             case MergeDone():
                 self._merged(event)
             case Interrupted():
-                self._record(Paused(self._view().seen, self.elapsed_s))
+                self._record(Paused(self._take_seen(), self.elapsed_s))
                 self._do(Finish("interrupted"))
-                return self._actions
             case Ticked():
                 pass
-        self._look(is_due_anew=not isinstance(event, Arrived))
-        return self._actions
+        return self._ordered()
+
+    def look(self, now: float) -> list[SyncerAction]:
+        """Whatever follows from where things stand: open, pull, close, end.
+
+        Which fragments are due follows from reports, merges and time; after arrivals alone that is not looked at.
+        """
+        self._pass_time(now)
+        self._measure_progress()
+        if self.state.phase == "closed":
+            return self._ordered()
+        self._write(self.samples.take_due(self.clock.now))
+        if self.closing is not None:
+            self._advance_closing(self.closing)
+        elif self.progress >= 1:
+            self._begin_closing()
+        else:
+            self._advance_rounds(self._view(), self._is_due_anew)
+        self._is_due_anew = False
+        return self._ordered()
+
+    def _ordered(self) -> list[SyncerAction]:
+        actions, self._actions = self._actions, []
+        return actions
 
     def _pass_time(self, now: float) -> None:
         """If this process itself was away, the learners were not heard, which is not the same as stalled."""
@@ -143,6 +179,7 @@ class SyncerMachine:
         if passed_s > RESEND_S:
             for member in self.members.values():
                 member.stepped_at += passed_s
+        self.roster.pass_time(self.clock.now)
 
     # ------------------------------------------------------------------------------------------ who is there
 
@@ -199,8 +236,10 @@ class SyncerMachine:
         member = self.members.get(learner)
         if member is None or member.life != life:
             settled = [at.step for at in ledger.account(learner, life).settled]
-            member = self.members[learner] = Member(learner, life, settled)
+            member = Member(learner, life, settled)
         member.connect(self.clock.now)
+        self.roster.update(member, self.clock.now)
+        self._unwritten.add((learner, life))
         before = [ledger.account(learner, n) for n in range(1, life)]
         self._send(
             member,
@@ -221,8 +260,12 @@ class SyncerMachine:
     def _depart(self, event: Departed) -> None:
         member = self.members.get(event.learner)
         if member is not None and member.life == event.life and member.connected:
-            member.disconnect()
+            self._disconnect(member)
             self._witness(member, "lost")
+
+    def _disconnect(self, member: Member) -> None:
+        member.disconnect()
+        self.roster.update(member, self.clock.now)
 
     def _report(self, report: Report) -> None:
         member = self.members.get(report.learner)
@@ -230,7 +273,7 @@ class SyncerMachine:
             return
         held = [at.base_version for at in report.positions]
         if why := admission.ahead(report.learner, held, [f.version for f in self.state.fragments]):
-            member.disconnect()
+            self._disconnect(member)
             self._turn_away(report.learner, report.life, why)
             return
         was_stepping = member.is_stepping
@@ -245,10 +288,14 @@ class SyncerMachine:
             if self.state.phase == "created":
                 self._record(PhaseChanged("training", (), (), 0.0))
         self.rounds.measure_adoption(member, self.state.fragments, self.clock.now)
-        member.heal(self.clock.now)
-        self._publish(member)
+        fragments = range(len(self.held))
+        member.heal(fragments, self.clock.now)
+        for p in fragments:
+            self._publish(member, p)
         if report.state == "left":
             member.disconnect()
+        if self.roster.update(member, self.clock.now):
+            self.rounds.has_become_ready(member)
 
     # ------------------------------------------------------------------------------------------ contributions
 
@@ -266,6 +313,7 @@ class SyncerMachine:
         if reason is None and not self.held.has_room(c.fragment, self.rounds.oldest):
             reason = "full"
             member.pulled_at.pop(c.fragment, None)  # asked again once there is room
+            self.roster.refresh(member, c.fragment, self.clock.now)
         if reason is None:
             self._hold(member, c, event.payload_bytes)
             self.samples.arrived(c.learner, c.life, event.payload_bytes, event.payload_s)
@@ -282,37 +330,18 @@ class SyncerMachine:
         self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
         self.held.add(c, payload_bytes)
         self._do(Hold(c.learner, c.fragment, c.seq))
-        if c.fragment in member.pulled_at:
-            member.answer_s = ema(member.answer_s, self.clock.now - member.pulled_at.pop(c.fragment))
+        self.roster.answered(member, c.fragment, self.clock.now)
 
     # ------------------------------------------------------------------------------------------ the look
 
-    def _look(self, is_due_anew: bool) -> None:
-        """Whatever follows from where things stand: open, pull, close, end.
-
-        Which fragments are due follows from reports, merges and time; a contribution's arrival spares the look at all.
-        """
-        self._measure_progress()
-        if self.state.phase == "closed":
-            return
-        self._write(self.samples.take_due(self.clock.now))
-        if self.closing is not None:
-            self._advance_closing(self.closing)
-        elif self.progress >= 1:
-            self._begin_closing()
-        else:
-            self._advance_rounds(self._view(), is_due_anew)
-
     def _view(self) -> View:
-        ready = self._ready()
         return View(
             now=self.clock.now,
             elapsed_s=self.clock.elapsed_s,
             stage=self.stage,
             sync_every=self.sync_every,
-            quorum=quorum_size(self.config.sync.quorum, len(ready)),
-            members=tuple(member for _, member in sorted(self.members.items())),
-            ready=ready,
+            quorum=quorum_size(self.config.sync.quorum, len(self.roster.ready)),
+            roster=self.roster,
             ahead=len(self.ahead),
             held=self.held,
             state=self.state,
@@ -333,7 +362,7 @@ class SyncerMachine:
 
     def _pull(self, wants: Iterable[Want]) -> None:
         for member, p, lossless in wants:
-            member.pulled_at[p] = self.clock.now
+            self.roster.asked(member, p, self.clock.now)
             seq = self.state.ledger.settled(member.learner, member.life, p).seq
             self._send(member, Pull(self.state.epoch, member.life, p, seq, lossless, self.progress))
 
@@ -341,34 +370,34 @@ class SyncerMachine:
         """Order the merge of what is held, if a round is to be closed."""
         if close is not None:
             self.rounds.merge_began(close.fragment)
-            self._do(Merge(decision_of(close, view, self.config), view.held.in_order(close.fragment)))
+            decision = decision_of(close, view, self.config, self._take_seen())
+            self._do(Merge(decision, view.held.in_order(close.fragment)))
 
     def _merged(self, event: MergeDone) -> None:
         decision = event.fact.decision
         p = decision.fragment
         self.state.apply(event.fact)
-        self._settle(decision.rows)
         for row in decision.rows:
             held = self.held[p].get(row.learner)
             if row.fate == MERGED and held is not None and held.seq == row.seq and held.life == row.life:
                 self.held.drop(row.learner, p)
                 if row.life != self.state.lives[row.learner].life:
                     self._discard(row.learner, row.life, "died")  # the rest of a life that is over
-        self.rounds.merge_ended(p, self._ready(), self.clock.now)
-        for _, member in sorted(self.members.items()):
-            self._publish(member)
+        self._settle(decision.rows)
+        self.rounds.merge_ended(p, self.roster.ready, self.clock.now)
+        for member in self.roster:
+            self._publish(member, p)
 
     # ------------------------------------------------------------------------------------------ publication
 
-    def _publish(self, member: Member) -> None:
+    def _publish(self, member: Member, p: int) -> None:
         """Bring a learner up to date: one publication per fragment on its way, always of the newest version."""
-        versions = [fragment.version for fragment in self.state.fragments]
-        for p in member.outdated(versions):
-            sent = member.sent[p]
-            assert sent is not None
-            member.sending.add(p)
-            at = self.state.ledger.settled(member.learner, member.life, p)
-            self._do(Publish(member.learner, member.life, p, sent, versions[p], at.seq, at.step, self.progress))
+        sent, version = member.sent[p], self.state.fragments[p].version
+        if sent is None or not member.lacks(p, version):
+            return
+        member.sending.add(p)
+        at = self.state.ledger.settled(member.learner, member.life, p)
+        self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress))
 
     def _publication_sent(self, event: PublicationSent) -> None:
         member = self.members.get(event.learner)
@@ -376,8 +405,8 @@ class SyncerMachine:
             return
         member.sending.discard(event.fragment)
         member.hand_over(event.fragment, event.version, self.clock.now)
-        member.heal(self.clock.now)
-        self._publish(member)
+        member.heal([event.fragment], self.clock.now)
+        self._publish(member, event.fragment)
 
     # ------------------------------------------------------------------------------------------ the end
 
@@ -386,7 +415,7 @@ class SyncerMachine:
         self.closing = Closing(self.clock.now, self.config.sync.close_timeout_s)
         self.rounds.abandon()
         files = tuple(f.file for f in self.state.fragments)
-        self._record(PhaseChanged("closing", files, self._view().seen, self.elapsed_s))
+        self._record(PhaseChanged("closing", files, self._take_seen(), self.elapsed_s))
         self._advance_closing(self.closing)
 
     def _advance_closing(self, closing: Closing) -> None:
@@ -414,10 +443,10 @@ class SyncerMachine:
         for learner, life in sorted((k, v.life) for k, v in self.state.lives.items()):
             self._discard(learner, life, "absent at close")
         self._write(self.samples.take())
-        self._record(PhaseChanged("closed", (), self._view().seen, self.elapsed_s))
+        self._record(PhaseChanged("closed", (), self._take_seen(), self.elapsed_s))
         self.state.ledger.check()
         assert self.state.ledger.totals().pending == 0, self.state.ledger.totals()
-        for _, member in sorted(self.members.items()):
+        for member in self.roster:
             if member.connected:
                 self._send(member, Done(self.state.epoch, member.life))
         self.waiting = "for nothing: the run is closed"
@@ -467,13 +496,20 @@ class SyncerMachine:
             member = self.members.get(row.learner)
             if member is not None and member.life == row.life:
                 member.settled[row.fragment] = row.to_step
+                self.roster.refresh(member, row.fragment, self.clock.now)
 
     def _settled(self, c: Contribution) -> Settled:
         return self.state.ledger.settled(c.learner, c.life, c.fragment)
 
     def _see(self, seen: Seen) -> None:
-        if self.state.phase != "closed":  # the books are, too: what comes after the end was never produced
-            self.state.ledger.see(seen)
+        is_open = self.state.phase != "closed"  # so are the books: what comes after the end was never produced
+        if is_open and self.state.ledger.see(seen):
+            self._unwritten.add((seen.learner, seen.life))
+
+    def _take_seen(self) -> tuple[Seen, ...]:
+        """The positions that no fact holds yet; the one that is about to be ordered does."""
+        unwritten, self._unwritten = sorted(self._unwritten), set()
+        return tuple(self.state.ledger.seen(learner, life) for learner, life in unwritten)
 
     def _witness(self, member: Member, what: Sight) -> None:
         if self.state.phase != "closed":
@@ -484,10 +520,6 @@ class SyncerMachine:
             self._record(Sampled(samples, self.elapsed_s))
 
     # ------------------------------------------------------------------------------------------ small things
-
-    def _ready(self) -> tuple[Member, ...]:
-        stall_s = self.config.sync.stall_s
-        return tuple(m for _, m in sorted(self.members.items()) if m.is_ready(self.clock.now, stall_s))
 
     def _count(self, reason: Refusal) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

@@ -351,7 +351,7 @@ def ask_once(plant):
 
 def never_heal(plant):
     """A lost publication is never sent again."""
-    plant(Member, "heal", lambda self, now: None)
+    plant(Member, "heal", lambda self, fragments, now: None)
 
 
 def send_the_master(plant):

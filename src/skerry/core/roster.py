@@ -1,0 +1,212 @@
+"""Everyone that was heard of, and who of them can do what now: kept up member by member, as each changes.
+
+With hundreds of learners and dozens of fragments a look at all of them would cost more than what it decides. So nothing
+here is found out by going through everybody. Whoever changes a member says so (`update`, or `refresh` where it is about
+one fragment), and what time alone brings about is found when that time has come (`pass_time`).
+
+    ready       learners that K counts
+    leaving     learners that want to go and may still hand over
+    askable     for each fragment, who of the two could be asked for it: has work on it, knows what is settled, was not
+                just asked, and nothing of it is held
+
+A report costs the fragments it speaks of, a merge the learners that are in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import NamedTuple
+
+from skerry.core.held import Held
+from skerry.core.membership import Member
+from skerry.core.schedule import pace_s, steps_due
+
+SLACK_S = 1e-6  # by which a moment is looked at early: sums of times are not exact, the member itself decides
+NEVER = float("inf")
+
+
+class _Counted(NamedTuple):
+    """What was counted of a ready learner, to be taken back when it changes; nothing but None of another."""
+
+    unsettled: list[int | None]  # by fragment
+    step_s: float | None
+    answers_in_s: float | None
+
+
+class Roster:
+    """Members by learner, in their current lives, and what follows from them; only `Member` says who is what."""
+
+    def __init__(self, held: Held, stall_s: float) -> None:
+        self.members: dict[str, Member] = {}
+        self.ready: dict[str, Member] = {}
+        self.leaving: dict[str, Member] = {}
+        self.askable: list[set[str]] = [set() for _ in held]
+        self.stall_s = stall_s
+        self._held = held
+        self._counted: dict[str, _Counted] = {}  # of each that is ready
+        self._nothing = _Counted([None for _ in held], None, None)
+        self._unsettled: list[dict[int, int]] = [{} for _ in held]  # unsettled steps -> how many of the ready have them
+        self._steps_s: list[float] = []  # step times of the ready, as far as measured, in order
+        self._answers: list[tuple[float, str]] = []  # how long each of the ready takes to answer, in order
+        self._stall_by = NEVER  # no ready learner stalls before this
+        self._patience: list[tuple[float, str, int]] = []  # heap: when to ask again, whom, for which fragment
+        self._ask_again_at: dict[tuple[str, int], float] = {}  # which entry of the heap holds, by learner and fragment
+        self._pace: tuple[int, float | None] | None = None  # K, and the pace with it, until a step time changes
+        self._steps_due: list[tuple[int, float] | None] = [None for _ in held]  # likewise, until steps change
+
+    def __repr__(self) -> str:
+        return f"<roster of {len(self.members)}, {len(self.ready)} ready, {len(self.leaving)} leaving>"
+
+    def __iter__(self) -> Iterator[Member]:
+        """All members, by learner id."""
+        return iter(member for _, member in sorted(self.members.items()))
+
+    # ------------------------------------------------------------------------------------------ what has changed
+
+    def update(self, member: Member, now: float) -> bool:
+        """Something about the member may have changed; whether it has become ready by it."""
+        learner = member.learner
+        was_ready, is_ready = learner in self.ready, member.is_ready(now, self.stall_s)
+        self.members[learner] = member
+        if is_ready:
+            self.ready[learner] = member
+            self._stall_by = min(self._stall_by, member.stalls_at(self.stall_s))
+        else:
+            self.ready.pop(learner, None)
+        if member.connected and member.is_leaving:
+            self.leaving[learner] = member
+        else:
+            self.leaving.pop(learner, None)
+        self._count(member)
+        for p in range(len(self.askable)):
+            self._ask_or_not(member, p, now)
+        return is_ready and not was_ready
+
+    def refresh(self, member: Member, p: int, now: float) -> None:
+        """Something about the member's fragment may have changed: what is settled, held or asked of it."""
+        if (counted := self._counted.get(member.learner)) is not None:
+            before, counted.unsettled[p] = counted.unsettled[p], member.unsettled(p)
+            self._count_steps(p, before, counted.unsettled[p])
+        self._ask_or_not(member, p, now)
+
+    def asked(self, member: Member, p: int, now: float) -> None:
+        """It is asked for its work on the fragment, and then not again for a while."""
+        member.pulled_at[p] = now
+        self.askable[p].discard(member.learner)
+        self._wait_for(member, p, now)
+
+    def answered(self, member: Member, p: int, now: float) -> None:
+        """Its work on the fragment is here; if it was asked for it, that is how long it takes to answer."""
+        if p in member.pulled_at:
+            patience_s = member.patience_s
+            member.answered(p, now)
+            if member.patience_s != patience_s:
+                for other in member.pulled_at:  # is taken for lost sooner or later than it was
+                    self._ask_or_not(member, other, now)
+                    self._wait_for(member, other, now)
+            if (counted := self._counted.get(member.learner)) is not None:
+                self._count_answer(member.learner, counted.answers_in_s, member.answers_in_s)
+                self._counted[member.learner] = counted._replace(answers_in_s=member.answers_in_s)
+        self.refresh(member, p, now)
+
+    def pass_time(self, now: float) -> None:
+        """Who has stalled is not ready any more; who did not answer for too long may be asked again."""
+        if now + SLACK_S >= self._stall_by:
+            self._stall_by = NEVER
+            for member in list(self.ready.values()):
+                if member.is_stalled(now, self.stall_s):
+                    self.update(member, now)
+                else:
+                    self._stall_by = min(self._stall_by, member.stalls_at(self.stall_s))
+        ripe = []
+        while self._patience and self._patience[0][0] <= now + SLACK_S:
+            ripe.append(heapq.heappop(self._patience))
+        for at, learner, p in ripe:
+            member = self.members[learner]
+            if self._ask_again_at.get((learner, p)) != at:
+                continue
+            del self._ask_again_at[learner, p]
+            if p in member.pulled_at:
+                self._ask_or_not(member, p, now)
+                self._wait_for(member, p, now)
+
+    # ------------------------------------------------------------------------------------------ what follows
+
+    def steps_due(self, p: int, quorum: int) -> float:
+        """The steps that H counts on the fragment (core/schedule.py)."""
+        known = self._steps_due[p]
+        if known is None or known[0] != quorum:
+            known = self._steps_due[p] = (quorum, steps_due(self._unsettled[p], quorum))
+        return known[1]
+
+    def pace_s(self, quorum: int) -> float | None:
+        """Seconds in which those steps grow by one, once K learners' steps were measured."""
+        if self._pace is None or self._pace[0] != quorum:
+            self._pace = (quorum, pace_s(self._steps_s, quorum))
+        return self._pace[1]
+
+    def kth_step_s(self, quorum: int) -> float | None:
+        """The K-th fastest ready learner's step time, once K were measured."""
+        return self._steps_s[quorum - 1] if len(self._steps_s) >= quorum else None
+
+    def slower_than(self, seconds: float) -> list[tuple[float, str]]:
+        """Ready learners that take longer than this to answer, with how long they take; the slowest last."""
+        return self._answers[bisect_right(self._answers, seconds, key=itemgetter(0)) :]
+
+    # ------------------------------------------------------------------------------------------ helpers
+
+    def _ask_or_not(self, member: Member, p: int, now: float) -> None:
+        learner = member.learner
+        is_there = learner in self.ready or learner in self.leaving
+        if is_there and learner not in self._held[p] and member.may_be_asked(p, now):
+            self.askable[p].add(learner)
+        else:
+            self.askable[p].discard(learner)
+
+    def _wait_for(self, member: Member, p: int, now: float) -> None:
+        at = member.pulled_at[p] + member.patience_s
+        if not member.is_given_up_on(p, now):
+            self._ask_again_at[member.learner, p] = at
+            heapq.heappush(self._patience, (at, member.learner, p))
+
+    def _count(self, member: Member) -> None:
+        """All that sums and orders are made of, if the learner is ready; what it was before is taken back."""
+        learner = member.learner
+        before, after = self._counted.pop(learner, self._nothing), self._nothing
+        if learner in self.ready:
+            steps: list[int | None] = [member.unsettled(p) for p in range(len(self.askable))]
+            after = self._counted[learner] = _Counted(steps, member.step_s, member.answers_in_s)
+        for p, (was, is_now) in enumerate(zip(before.unsettled, after.unsettled, strict=True)):
+            self._count_steps(p, was, is_now)
+        self._count_answer(learner, before.answers_in_s, after.answers_in_s)
+        self._count_step_s(before.step_s, after.step_s)
+
+    def _count_steps(self, p: int, before: int | None, after: int | None) -> None:
+        if before == after:
+            return
+        counts = self._unsettled[p]
+        if before is not None:
+            counts[before] -= 1
+            if not counts[before]:
+                del counts[before]
+        if after is not None:
+            counts[after] = counts.get(after, 0) + 1
+        self._steps_due[p] = None
+
+    def _count_answer(self, learner: str, before: float | None, after: float | None) -> None:
+        if before is not None:
+            del self._answers[bisect_left(self._answers, (before, learner))]
+        if after is not None:
+            insort(self._answers, (after, learner))
+
+    def _count_step_s(self, before: float | None, after: float | None) -> None:
+        if before == after:
+            return
+        if before:
+            del self._steps_s[bisect_left(self._steps_s, before)]
+        if after:
+            insort(self._steps_s, after)
+        self._pace = None
