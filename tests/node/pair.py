@@ -211,7 +211,7 @@ class Pair:
         loop.is_linked = False
         self.wires = deque(w for w in self.wires if name not in (w.to, w.sender))
         loop.node.handle(Unlinked())
-        self.syncer.handle(Departed(name, loop.machine.life), self.now)
+        self._tell(Departed(name, loop.machine.life))
         self.deliver()
 
     def restart(self):
@@ -241,7 +241,7 @@ class Pair:
             if loop.machine is not None:
                 loop.node.catch_up()
                 loop.node.handle(Ticked())
-        self.syncer.handle(Ticked(), self.now)
+        self.syncer.look(self.now)
         self.deliver()
 
     def run(self, ticks):
@@ -295,6 +295,10 @@ class Pair:
             else:
                 self._to_learner(wire)
 
+    def _tell(self, event):
+        self.syncer.handle(event, self.now)
+        self.syncer.look(self.now)
+
     def _to_syncer(self, wire):
         message = msgspec.msgpack.decode(wire.message, type=LearnerMessage)
         if wire.tag is not None:
@@ -304,12 +308,13 @@ class Pair:
             return
         match tapped[0]:
             case Hello() as hello:
-                self.syncer.handle(Joined(hello.learner, hello.process, hello.life), self.now)
+                self._tell(Joined(hello.learner, hello.process, hello.life))
             case Report() as report:
-                self.syncer.handle(Reported(report), self.now)
+                self._tell(Reported(report))
             case Contribution() as c:
                 self.contributions[c.learner, c.life, c.seq] = (c, bytes(tapped[1]))
                 self.syncer.contribution(c, tapped[1], self.now)
+                self.syncer.look(self.now)
 
     def _to_learner(self, wire):
         message = msgspec.msgpack.decode(wire.message, type=SyncerMessage)
@@ -319,7 +324,7 @@ class Pair:
                 self.publications.append((wire.to, message))
             self.loops[wire.to].node.told(*tapped)
         if wire.tag is not None:
-            self.syncer.handle(PublicationSent(wire.to, message.life, *wire.tag), self.now)
+            self._tell(PublicationSent(wire.to, message.life, *wire.tag))
 
     # ------------------------------------------------------------------------------------------ what a test looks at
 

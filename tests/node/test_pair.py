@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 
 from node.pair import Pair, config_of
 from skerry.algo.fragments import Tensor, scatter
-from skerry.core.events import Ticked
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Welcome
 from skerry.core.state import state_of
@@ -391,7 +390,7 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
         masters = [np.float32(pair.master(p)) for p in range(len(pinned))]
         while pair.syncer.machine.progress < 1:  # in steps that are no sleep
             pair.now += 50
-            pair.syncer.handle(Ticked(), pair.now)
+            pair.syncer.look(pair.now)
         pair.close()
         closing = Counter(d.fragment for d in pair.decisions if d.is_closing)
         assert max(closing.values()) > 1, "what the closing began with is more than one version back"

@@ -57,6 +57,7 @@ class House:
     def settle(self):
         while not self.inbox.empty():
             self.learners.take(self.inbox.get_nowait(), 0.0)
+            self.node.look(0.0)
 
     def is_connected(self, learner):
         return self.node.machine.members[learner].connected

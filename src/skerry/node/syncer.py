@@ -29,6 +29,7 @@ from skerry.core.events import (
     Started,
     SyncerAction,
     SyncerEvent,
+    Ticked,
 )
 from skerry.core.facts import Committed, EpochStarted, Fact, Result
 from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
@@ -107,12 +108,19 @@ class SyncerNode:
     # ------------------------------------------------------------------------------------------ events in
 
     def handle(self, event: SyncerEvent, now: float, arrival: Arrival | None = None) -> None:
-        """One event, and everything that follows from it; `arrival` is what came with an `Arrived`."""
+        """One event, and what follows from it alone; `arrival` is what came with an `Arrived`."""
         self.observer.event_came(event)
-        events = deque([event])
-        while events:
-            events.extend(self._perform(self.machine.step(events.popleft(), now), arrival))
+        self._perform(self.machine.take(event, now), arrival)
         self.observer.event_done(event)
+
+    def look(self, now: float) -> None:
+        """Time has passed: what follows from where things stand, and from the merges that this leads to."""
+        ticked = Ticked()
+        self.observer.event_came(ticked)
+        events: deque[SyncerEvent] = deque([ticked])
+        while events:
+            events.extend(self._perform(self.machine.step(events.popleft(), now), None))
+        self.observer.event_done(ticked)
 
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: look at its values before the machine decides on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -11,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.core.events import Interrupted, Ticked
+from skerry.core.events import Interrupted
 from skerry.core.vocabulary import Ending
 from skerry.node import telemetry
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
+from skerry.node.turns import LINE_MAX, SyncerDriver
 from skerry.store.store import Store
 from skerry.wire.tcp import Server
 from skerry.wire.transport import WireEvent
 
-INBOX_MAX = 1024
 TICK_S = 0.02
 STATUS_S = 0.5
 FAREWELL_S = 3.0  # for learners to take in the last message before this process ends
@@ -32,10 +33,11 @@ class SyncerShell:
     """Runs a SyncerNode against the real clock, real sockets and a real disk."""
 
     def __init__(self, store: Store, host: str, port: int, token: bytes | None) -> None:
-        self.inbox: queue.Queue[WireEvent] = queue.Queue(INBOX_MAX)
+        self.inbox: queue.Queue[WireEvent] = queue.Queue(LINE_MAX)
         self.root = store.root
         self.learners = Learners()
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic())
+        self.driver = SyncerDriver(self.node, self.learners, time.monotonic)
         wire = self.node.config.wire
         self.server = self.learners.endpoint = Server(
             host,
@@ -64,26 +66,21 @@ class SyncerShell:
         return self.node.finished
 
     def _turn(self) -> None:
-        """Take in what is there, at most a bounded batch, then let time pass."""
-        try:
-            self._take(self.inbox.get(timeout=TICK_S))
-            for _ in range(INBOX_MAX):
-                self._take(self.inbox.get_nowait())
-        except queue.Empty:
-            pass
-        self.node.handle(Ticked(), time.monotonic())
-
-    def _take(self, event: WireEvent) -> None:
-        self.learners.take(event, time.monotonic())
+        """Put what has come in line, after waiting a tick at most if there was nothing, and take a turn."""
+        wait_s = 0.0 if len(self.driver) else TICK_S
+        with contextlib.suppress(queue.Empty):
+            for _ in range(LINE_MAX):
+                if self.driver.is_full:
+                    break
+                self.driver.offer(self.inbox.get(timeout=wait_s))
+                wait_s = 0.0
+        self.driver.turn()
 
     def _farewell(self) -> None:
         """Learners that were told the run is done report a last time and hang up; then this process may end."""
         deadline = time.monotonic() + (FAREWELL_S if self.node.finished == "closed" else 0.0)
         while self.learners.links and time.monotonic() < deadline:
-            try:
-                self._take(self.inbox.get(timeout=TICK_S))
-            except queue.Empty:
-                continue
+            self._turn()
         self.write_status()
         self.server.close()
 

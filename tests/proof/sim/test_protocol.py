@@ -241,24 +241,24 @@ def blend_too_early(plant):
 def tell_only_this_round(plant):
     """A publication names what its own round merged: the seq of a learner two versions behind is forgotten."""
 
-    def step(self, event, now, step=SyncerMachine.step):
+    def take(self, event, now, take=SyncerMachine.take):
         rows = event.fact.decision.rows if isinstance(event, MergeDone) else ()
         mine = {(row.learner, row.fragment) for row in rows}
         return [
             a if not isinstance(a, Publish) or (a.learner, a.fragment) in mine else replace(a, settled_seq=0)
-            for a in step(self, event, now)
+            for a in take(self, event, now)
         ]
 
-    plant(SyncerMachine, "step", step)
+    plant(SyncerMachine, "take", take)
 
 
 def welcome_first(plant):
     """A life number leaves before it is durable."""
 
-    def step(self, event, now, step=SyncerMachine.step):
-        return sorted(step(self, event, now), key=lambda a: isinstance(a, Record))
+    def take(self, event, now, take=SyncerMachine.take):
+        return sorted(take(self, event, now), key=lambda a: isinstance(a, Record))
 
-    plant(SyncerMachine, "step", step)
+    plant(SyncerMachine, "take", take)
 
 
 def reuse_lives(plant):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from skerry.adapters.torch import layout_of_model
 from skerry.algo.fragments import Fragment
-from skerry.core.events import Merge, Ticked
+from skerry.core.events import Merge
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload, Values
 from skerry.node.driver import LearnerDriver
@@ -27,6 +27,7 @@ from skerry.node.learner import Pending
 from skerry.node.observers import Unwatched
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
+from skerry.node.turns import SyncerDriver
 from skerry.proof.lab.algebra import Device
 from skerry.proof.lab.feed import Feed
 from skerry.proof.lab.stack import Stack, initial
@@ -83,6 +84,7 @@ class Laboratory(Timeline):
         self.before_close: tuple[Values, ...] = ()
         self.store = Store.open(folder, clock=self.clock)
         self.syncer = self.learners.node = SyncerNode(self.store, self.learners, 0.0, self.algebra, BeforeClose(self))
+        self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]
 
@@ -133,15 +135,21 @@ class Laboratory(Timeline):
             self.stack.step([island.row for island in stepping], inputs, targets, [i.rate for i in stepping])
         for island in self.islands:
             island.pass_boundary(island in stepping)
-        self.syncer.handle(Ticked(), self.now)
+        self.driver.turn()
         self.syncer.tidy()
         self.at(self.period_s / 2, self._half)
+
+    def bring(self, event: WireEvent) -> None:
+        """To the syncer, whose next turn is at once: it takes in what comes at the same moment together."""
+        if not len(self.driver):
+            self.at(0.0, self.driver.turn)
+        self.driver.offer(event)
 
     def _half(self) -> None:
         """Node threads wake up now and then between boundaries."""
         for island in self.islands:
             island.wake()
-        self.syncer.handle(Ticked(), self.now)
+        self.driver.turn()
 
 
 # ---------------------------------------------------------------------------------------------- a learner
@@ -280,6 +288,6 @@ class LabLine(Line):
         if not self.is_up and not isinstance(event, Lost):
             return
         if end == "down":
-            self.world.learners.take(event, self.world.now)
+            self.world.bring(event)
         elif self.island.is_alive and self.island.link is self:
             self.island.driver.take(event)

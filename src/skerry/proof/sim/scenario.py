@@ -37,6 +37,7 @@ KINDS = (
 )
 CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 INT2_SHARE = 0.2  # of the seeds, each way
+TURNS_S = (0.0, 0.02, 0.1, 0.5)
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
@@ -51,6 +52,7 @@ class Scenario:
     kinds: tuple[str, ...]
     fault_every_s: float
     fault_s: float
+    turn_s: float = 0.0  # for so long at most the syncer lets events wait for each other
     gone: str = ""  # a learner that does not come back when everything else does
 
     @property
@@ -80,6 +82,7 @@ def draw(seed: int) -> Scenario:
         kinds=kinds,
         fault_every_s=r.choice([0.5, 1.0, 2.0]),
         fault_s=fault_s if kinds else 0.0,
+        turn_s=random.Random(f"turn {seed}").choice(TURNS_S),
         gone=r.choice(names) if may_go and r.random() < 0.1 else "",
     )
 

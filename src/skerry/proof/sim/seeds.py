@@ -23,6 +23,8 @@ RARE = (
     "merge at bare quorum",
     "merge of all",
     "late contribution carried over",
+    "several events in one turn",
+    "report replaced by a newer one",
     "rejoined in a new life",
     "rejoined in mid-round",
     "crash between file and commit record",

@@ -12,6 +12,7 @@ from skerry.core.vocabulary import Refusal
 from skerry.errors import StoreError
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
+from skerry.node.turns import SyncerDriver
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.network import SimEndpoint
 from skerry.store.files import FileSystem
@@ -40,6 +41,7 @@ class SyncerProcess:
         self.is_serving = False
         self.store: Store
         self.node: SyncerNode
+        self.driver: SyncerDriver
         self._refused: dict[Refusal, int] = {}  # contributions so far, by reason
 
     def start(self) -> None:
@@ -52,6 +54,7 @@ class SyncerProcess:
         self.node = self.learners.node = SyncerNode(
             self.store, self.learners, self.clock(), self.world.algebra, observer=self
         )
+        self.driver = SyncerDriver(self.node, self.learners, self.clock)
         self.node.commits_per_collect = COMMITS_PER_COLLECT
         self.learners.endpoint = SimEndpoint(self.world, self, syncer_dialect(self.learners.payload_bytes))
         self.world.oracle.began(self)
@@ -66,7 +69,7 @@ class SyncerProcess:
         if not self.is_serving:
             return
         if self.world.now >= self.paused_until:
-            self._guarded(lambda: self.node.handle(Ticked(), self.clock()))
+            self._guarded(self.driver.turn)
             self._guarded(self.tidy)
         self.world.at(TICK_S, self.tick)
 
@@ -76,7 +79,21 @@ class SyncerProcess:
         self.world.saw["tape rotated"] += self.store.tape.number > before
 
     def take(self, event: WireEvent) -> None:
-        self._guarded(lambda: self.learners.take(event, self.clock()))
+        """It waits in line until the next turn, which is soon or, in some worlds, at once."""
+        waiting = len(self.driver)
+        self.driver.offer(event)
+        self.world.saw["report replaced by a newer one"] += len(self.driver) == waiting
+        if not self.world.scenario.turn_s:
+            self._turn()
+        elif not waiting:
+            self.world.at(self.world.turn_random.uniform(0, self.world.scenario.turn_s), self._turn)
+
+    def _turn(self) -> None:
+        if (asleep_s := self.paused_until - self.world.now) > 0:
+            self.world.at(asleep_s, self._turn)
+            return
+        self.world.saw["several events in one turn"] += len(self.driver) > 1
+        self._guarded(self.driver.turn)
 
     # ------------------------------------------------------------------------------------------ what its node says
 

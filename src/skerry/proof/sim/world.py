@@ -55,6 +55,7 @@ class World(Timeline):
         self.seed = seed
         self.scenario = scenario or draw(seed)
         self.random = random.Random(f"world {seed}")
+        self.turn_random = random.Random(f"turns {seed}")
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
         self.layout = layout_for(self.scenario.config.sync.num_fragments)

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK, Fragment
-from skerry.core.events import Ticked
 from skerry.core.messages import Contribution, Message, Publication
 from skerry.errors import MeasurementError
 from skerry.node.algebra import Payload
@@ -24,6 +23,7 @@ from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Pending
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
+from skerry.node.turns import SyncerDriver
 from skerry.proof.sim.algebra import BYTES, Integers
 from skerry.proof.sim.files import CrashFiles, Session
 from skerry.proof.sim.lines import OTHER, Hub, Line, Trip
@@ -91,6 +91,7 @@ class Twin(Timeline):
         self.learners = Learners()
         self.store = Store.open(ROOT, files=self._files(), clock=self.clock)
         self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.now, self.algebra)
+        self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.learners.endpoint = self.hub
         self._tick(self.syncer)
 
@@ -102,9 +103,19 @@ class Twin(Timeline):
     def _tick(self, syncer: SyncerNode) -> None:
         if self.syncer is syncer and not syncer.finished:
             if self.awake_at("syncer") == self.now:
-                syncer.handle(Ticked(), self.now)
+                self.driver.turn()
                 syncer.tidy()
             self.at(TICK_S, partial(self._tick, syncer))
+
+    def bring(self, event: WireEvent) -> None:
+        """To the syncer, whose next turn is at once: it takes in what comes at the same moment together."""
+        if not len(self.driver):
+            self.at(0.0, partial(self._turn, self.driver))
+        self.driver.offer(event)
+
+    def _turn(self, driver: SyncerDriver) -> None:
+        if self.syncer is driver.node:
+            driver.turn()
 
     def awake_at(self, target: str) -> float:
         """When a process that was stopped goes on; now if it was not."""
@@ -267,7 +278,7 @@ class TwinLine(Line):
         elif end == "up":
             self.island.take(event)
         elif twin.syncer is not None:
-            twin.learners.take(event, twin.now)
+            twin.bring(event)
 
     def _heard_at(self, end: str, event: WireEvent) -> float:
         twin, name = self.twin, self.island.name

@@ -1,0 +1,83 @@
+"""A syncer from outside: what the wire brings waits in line, and is taken in turn by turn, whoever has the clock.
+
+    while not node.finished:
+        driver.offer(event)     for everything the wire has brought
+        driver.turn()
+
+A turn takes in what waits, for a few milliseconds at most, then looks once at where things stand, and ends. So one look
+does for many events, and whoever drives gets to the clock, to signals and to the status however much is waiting.
+
+The line is in the order in which things came, but for one thing: a report restates a learner's whole position, so a
+newer one takes the place of the older that still waits. A contribution then waits behind one report of each learner at
+most, and a syncer that has fallen behind has no more of them to take in than there are learners.
+
+The process of a syncer drives it in real time; simulator, laboratory and twin do in virtual time. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skerry.core.messages import Report
+from skerry.node.peers import Learners
+from skerry.node.syncer import SyncerNode
+from skerry.wire.transport import Received, WireEvent
+
+TURN_S = 0.005  # a turn takes nothing further in after this long; what it has begun it finishes
+LINE_MAX = 1024  # beyond it nothing should be offered, so that the other side of the wire feels it
+
+
+@dataclass(slots=True)
+class _Place:
+    event: WireEvent
+
+
+class SyncerDriver:
+    """Owns what waits to be taken in; node and learners are whoever's who makes the driver."""
+
+    def __init__(self, node: SyncerNode, learners: Learners, clock: Callable[[], float]) -> None:
+        self.node, self.learners, self.clock = node, learners, clock
+        self._line: deque[_Place] = deque()
+        self._reports: dict[int, _Place] = {}  # peer -> where its report stands
+
+    def __repr__(self) -> str:
+        return f"<driver of {self.node.machine}, {len(self._line)} in line>"
+
+    def __len__(self) -> int:
+        """How much waits."""
+        return len(self._line)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._line) >= LINE_MAX
+
+    def offer(self, event: WireEvent) -> None:
+        """Something has come; it is taken in at its turn."""
+        if not isinstance(event, Received) or not isinstance(event.message, Report):
+            self._line.append(_Place(event))
+        elif event.peer not in self._reports:
+            self._reports[event.peer] = _Place(event)
+            self._line.append(self._reports[event.peer])
+        elif _number(event) > _number(self._reports[event.peer].event):
+            self._reports[event.peer].event = event
+
+    def turn(self) -> None:
+        """Take in what waits, as far as the time for it goes, and look."""
+        ends_at = self.clock() + TURN_S
+        while self._line:
+            self._take(self._line.popleft().event)
+            if self.clock() >= ends_at:
+                break
+        self.node.look(self.clock())
+
+    def _take(self, event: WireEvent) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Report):
+            del self._reports[event.peer]
+        self.learners.take(event, self.clock())
+
+
+def _number(event: WireEvent) -> int:
+    assert isinstance(event, Received) and isinstance(event.message, Report)
+    return event.message.number
