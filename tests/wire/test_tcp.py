@@ -480,6 +480,21 @@ def test_a_full_inbox_holds_the_sender_back_and_nothing_is_lost(net):
     assert expect_sooner_or_later(client_inbox, Sent).tag is not None
 
 
+def test_control_that_fills_the_inbox_does_not_keep_bulk_out(net):
+    server, inbox = net.server(bound=2)
+    client, client_inbox = net.client(server.port)
+    at_client = expect(client_inbox, Opened).peer
+    for number in range(300):
+        client.send(at_client, sample(Report, number=number), tag=number)
+    client.send(at_client, sample(Contribution, to_tokens=1000), bytes(1000), tag="bulk")
+    tags = {expect(client_inbox, Sent).tag for _ in range(301)}
+    assert "bulk" in tags and inbox.full(), "all is on its way, and nothing of it was taken"
+    expect(inbox, Opened)
+    events = [expect(inbox, Received) for _ in range(301)]
+    assert [event.payload is not None for event in events].index(True) < 100
+    assert [event.message.number for event in events if event.payload is None] == list(range(300))
+
+
 def expect_within(inbox, seconds):
     event = inbox.get(timeout=seconds)
     assert isinstance(event, Sent), event

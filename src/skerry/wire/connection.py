@@ -62,6 +62,7 @@ class Connection:
         self.ended = False  # the other side will say no more
         self.broken = ""  # why nothing more can be read or written
         self.closed = False
+        self.passed_over = False  # it could have been read, had the inbox not been full by then
         self.heard = self.spoke = time.monotonic()
         self.took_s = 0.0  # from the first byte of the last message to its last
         self._began: float | None = None

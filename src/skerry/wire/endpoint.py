@@ -4,10 +4,11 @@ A peer is one control connection (small frames, heartbeats) and one bulk connect
 how connections come about.
 
 Rules that hold here: connections and peers belong to the I/O thread; other threads only hand it calls.
-Control connections are served before bulk, so that no transfer keeps a heartbeat waiting. Everything that
-waits has a deadline. Silence counts only while this side was listening: not while its inbox was full, nor
-while its process was stopped. A peer that breaks the protocol is dropped and the endpoint goes on. Nothing
-here knows what a message means.
+Control connections are served before bulk, so that no transfer keeps a heartbeat waiting; who was passed
+over because the inbox was full comes first when it is not, so that control alone cannot keep bulk out.
+Everything that waits has a deadline. Silence counts only while this side was listening: not while its inbox
+was full, nor while its process was stopped. A peer that breaks the protocol is dropped and the endpoint goes
+on. Nothing here knows what a message means.
 """
 
 from __future__ import annotations
@@ -277,8 +278,7 @@ class TcpEndpoint(ABC):
         reads = connection.draining or self._may_read(connection)
         writes = connection.dialling or connection.outgoing
         if events := (READ if reads else 0) | (WRITE if writes else 0):
-            priority = 2 if connection.role == "bulk" else 1
-            self._loop.watch(connection.sock, events, priority, partial(self._serve, connection))
+            self._loop.watch(connection.sock, events, _priority(connection), partial(self._serve, connection))
         else:
             self._loop.forget(connection.sock)
 
@@ -296,7 +296,11 @@ class TcpEndpoint(ABC):
         elif events & READ and connection.draining:
             self._discard(connection)
         elif events & READ and self._may_read(connection):
+            connection.passed_over = False
+            self._watch(connection)
             self._read(connection)
+        elif events & READ:
+            connection.passed_over = True
         if events & WRITE:
             self._write(connection)
 
@@ -404,6 +408,13 @@ class TcpEndpoint(ABC):
     def _release(self) -> None:
         """Give up what is not a connection; may be called twice."""
         return  # not every side has such a thing
+
+
+def _priority(connection: Connection) -> int:
+    """Control before bulk; but an inbox that control alone fills must not keep bulk waiting for ever."""
+    if connection.passed_over:
+        return 0
+    return 2 if connection.role == "bulk" else 1
 
 
 def _tick_s(heartbeat_s: float) -> float:
