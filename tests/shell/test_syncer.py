@@ -12,6 +12,7 @@ from e2e.processes import FRAGMENTS, SHAPES, Puppet, facts_of, status_of, until,
 from node.pair import NumpyParameters, config_of
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.facts import Paused, PhaseChanged
+from skerry.core.state import fold
 from skerry.run.genesis import create_run, read_genesis
 from skerry.shell.learner import LearnerShell
 from skerry.shell.syncer import SyncerShell, write_json
@@ -89,8 +90,8 @@ def test_it_ends_when_it_is_not_wanted_any_more_and_the_tape_says_where(tmp_path
             assert serving.end() == "interrupted"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", serving.port), timeout=WAIT_S)
-    last = facts_of(serving.run_dir)[-1]
-    assert isinstance(last, Paused) and [seen.learner for seen in last.seen] == ["puppet"]
+    facts = facts_of(serving.run_dir)
+    assert isinstance(facts[-1], Paused) and fold(facts).ledger.account("puppet", 1).step > 0
 
 
 def test_its_status_says_who_it_is_and_where_things_stand(tmp_path):

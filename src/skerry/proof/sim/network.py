@@ -12,7 +12,7 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from skerry.core.messages import Done, Hello, Message, Publication, Refused, Welcome
+from skerry.core.messages import Done, Hello, Message, Refused, Welcome
 from skerry.errors import ProtocolError
 from skerry.wire import frames
 from skerry.wire.frames import BULK_LINE, CONTROL_LINE, Delivery, Dialect, Parser, Payload
@@ -147,8 +147,7 @@ class SimEndpoint:
     def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
         end = self.ends.get(peer)
         if end is not None and end.up:
-            if isinstance(message, Publication):
-                self.world.oracle.check_leaving(message)
+            self.world.oracle.check_leaving(message)
             end.link.carry(end, message, payload, tag)
 
     def drop(self, peer: int, reason: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, Discarded, Fact, LifeStarted, Result, Row
 from skerry.core.ledger import MERGED
-from skerry.core.messages import FULL, Publication
+from skerry.core.messages import FULL, Message, Publication, Welcome
 from skerry.core.state import RunState, decode_fact
 from skerry.core.vocabulary import GivenUp
 from skerry.node.learner import Outstanding
@@ -125,7 +125,15 @@ class Oracle:
 
     # ------------------------------------------------------------------------------------------ the wire
 
-    def check_leaving(self, message: Publication) -> None:
+    def check_leaving(self, message: Message) -> None:
+        """No version and no life leaves before it is on the disk."""
+        if isinstance(message, Welcome):
+            newest = self.newest.get(message.learner, 0)
+            need(message.life <= newest, "I4 acked is durable", f"{message.learner} is welcomed in life {message.life}")
+        elif isinstance(message, Publication):
+            self._check_publication(message)
+
+    def _check_publication(self, message: Publication) -> None:
         p, version = message.fragment, message.version
         need(version <= self.versions[p], "I4 acked is durable", f"{p}.{version} leaves before it is on the disk")
         need(self.published[p, version] == message.digest, "I3 one line of versions", f"{p}.{version} has two digests")
