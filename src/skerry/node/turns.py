@@ -4,8 +4,9 @@
         driver.offer(event)     for everything the wire has brought
         driver.turn()
 
-A turn takes in what waits, for a few milliseconds at most, then looks once at where things stand, and ends. So one look
-does for many events, and whoever drives gets to the clock, to signals and to the status however much is waiting.
+A turn takes in what waits, for TURN_S at most, then looks once at where things stand, and ends. So one look does for
+many events, and whoever drives gets to the clock, to signals and to the status however much is waiting. The bound is
+longer than a burst of contributions takes: a look before they are in closes rounds with half of the learners.
 
 The line is in the order in which things came, but for one thing: a report restates a learner's whole position, so a
 newer one takes the place of the older that still waits. A contribution then waits behind one report of each learner at
@@ -25,7 +26,7 @@ from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
 from skerry.wire.transport import Received, WireEvent
 
-TURN_S = 0.005  # a turn takes nothing further in after this long; what it has begun it finishes
+TURN_S = 0.05  # a turn takes nothing further in after this long; what it has begun it finishes
 LINE_MAX = 1024  # beyond it nothing should be offered, so that the other side of the wire feels it
 
 
