@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,7 @@ class SyncerShell:
         """The whole position as JSON, replaced in one go; not durable, nothing depends on it."""
         record = telemetry.status(self.node.machine, self.server.bytes_in, self.server.bytes_out, time.time())
         record |= {"pid": os.getpid(), "address": self.server.address}
+        record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
         try:
             write_json(self.root / "status.json", record)
         except OSError as error:  # if the disk is full, the store says so at its next commit, and stops
