@@ -38,7 +38,7 @@ VERBS = {
     "simulate": "the protocol under seeded faults, a fleet's goodput, or a real run's twin",
     "plan": "links, memory and disk a run needs, and what it would get, before anything is bought",
     "lab": "studies of quality: many learners on one device, variants of a run against a baseline",
-    "bench": "measure, subject and reference in one run",
+    "bench": "measure what attaching costs a learner, and what a syncer carries",
 }
 T = TypeVar("T")
 NEGATIVE = re.compile(r"-\.?\d")

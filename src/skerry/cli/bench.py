@@ -1,20 +1,56 @@
-"""skerry bench: measure, subject and reference in one run.
+"""skerry bench: measure.
 
 learner   what attaching to a syncer costs a training loop (key `ratio`: attached tokens/s over plain tokens/s)
+syncer    what a syncer carries: merges/s, who is in them, CPU, delays and memory under synthetic learners
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
 
 from skerry import cli
+from skerry import config as configs
 from skerry.errors import Refusal
+from skerry.text import Kind, count, number, seconds, size
 from skerry.train.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from skerry.proof.bench.syncer import Load, Measured, Spread
+
+LEARNERS = Kind(count, 1, configs.most("run.learners"))
+STEP_S = Kind(seconds, 1e-3, 3600)
+STEPS_PER_S = Kind(number, 1 / STEP_S.high, 1 / STEP_S.low)
+EVERY = Kind(count, 1, configs.most("sync.sync_every"))
+FRAGMENTS = Kind(count, 1, configs.most("sync.num_fragments"))
+PARAMS = Kind(count, 1, 1e11)
+SECONDS = Kind(seconds, 0.5, 3600)
+CORES = Kind(count, 0, 4096)
+OPTION_OF = {"run.learners": "--learners", "sync.sync_every": "--every", "sync.num_fragments": "--fragments"}
+FEW_STEPS = 0.95  # of the steps asked for: with fewer the learners' own process is what is measured
 
 
 def run(words: Sequence[str]) -> int:
-    parser = cli.Parser(prog="skerry bench", description=__doc__)
-    parser.add_argument("subject", choices=["learner"])
+    if words[:1] == ["learner"]:
+        return _learner(words[1:])
+    if words[:1] == ["syncer"]:
+        return _syncer(words[1:])
+    parser = cli.Parser(prog="skerry bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subject", choices=["learner", "syncer"])
+    parser.parse_args(list(words))
+    raise AssertionError(words)
+
+
+# ---------------------------------------------------------------------------------------------- learner
+
+
+def _learner(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry bench learner", description="What attaching to a syncer costs a training loop.")
     parser.add_argument("--model", choices=list(SHAPES), default="1m")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--device", default="cpu", help="torch device of the loop")
@@ -40,3 +76,164 @@ def run(words: Sequence[str]) -> int:
             f"{result['merges']} merges meanwhile"
         )
     return 0
+
+
+# ---------------------------------------------------------------------------------------------- syncer
+
+
+def _syncer(words: Sequence[str]) -> int:
+    parser = cli.Parser(
+        prog="skerry bench syncer",
+        description="A real syncer process under synthetic learners over real sockets; they have no model and answer "
+        "at their step boundaries. Dotted overrides (--merge.threads 2) change the run's configuration. The run "
+        "lies in the folder for temporary files (TMPDIR).",
+    )
+    add = parser.add_argument
+    add("--learners", type=_whole(LEARNERS), metavar="M", help="how many (default 8)")
+    add("--step-s", type=_typed(STEP_S), metavar="S", help="seconds a step of each takes (default 0.07)")
+    add("--rows", type=_rows, metavar="MxR,…", help="several loads instead, as learners x steps/s: 64x5,64x10,384x1")
+    add("--every", type=_whole(EVERY), default=24, metavar="H", help="steps between two syncs of a fragment (24)")
+    add("--params", type=_whole(PARAMS), default=1_300_000, metavar="N", help="of the model (default 1.3M)")
+    add("--fragments", type=_whole(FRAGMENTS), default=24, metavar="P", help="that they are spread over (24)")
+    add("--seconds", type=_typed(SECONDS), default=20.0, metavar="S", help="measured, after the first H steps (20)")
+    add("--cores", type=_whole(CORES), default=0, metavar="C", help="for the syncer alone (0: all share all)")
+    add("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    for key, _ in overrides:
+        if key in OPTION_OF:
+            raise Refusal(f"--{key}: say {OPTION_OF[key]}")
+    from skerry.proof.bench.cores import can_pin
+    from skerry.proof.bench.syncer import measure, prepared
+
+    jobs = [prepared(load, overrides) for load in _loads(options)]
+    if options.cores and not can_pin():
+        print("skerry: this system pins no process to cores: syncer and learners share all", file=sys.stderr)
+    rows = [measure(job, _teller(job.load)) for job in jobs]
+    cli.tell({"rows": rows}, options.json, lambda found: _show(found["rows"]))
+    return 0
+
+
+def _whole(kind: Kind) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = _typed(kind)(text)
+        if not value.is_integer():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        return int(value)
+
+    return read
+
+
+def _typed(kind: Kind) -> Callable[[str], float]:
+    """As an argparse type, whose complaint says why."""
+
+    def read(text: str) -> float:
+        try:
+            return kind.value(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _rows(text: str) -> list[tuple[int, float]]:
+    """64x5,384x1: learners and the seconds of a step."""
+    rows = []
+    for row in text.split(","):
+        learners, times, steps_per_s = row.partition("x")
+        if not times:
+            raise argparse.ArgumentTypeError(f"{row!r} is not learners x steps/s, like 64x5")
+        rows.append((_whole(LEARNERS)(learners), 1 / _typed(STEPS_PER_S)(steps_per_s)))
+    return rows
+
+
+def _loads(options: argparse.Namespace) -> list[Load]:
+    from skerry.proof.bench.syncer import Load
+
+    if options.rows and (options.learners or options.step_s):
+        raise Refusal("--rows: says the learners and their steps, so --learners and --step-s have no place beside it")
+    if options.params < options.fragments:
+        raise Refusal(f"--params {options.params}: fewer than the {options.fragments} fragments they are spread over")
+    return [
+        Load(learners, step_s, options.every, options.fragments, options.params, options.seconds, options.cores)
+        for learners, step_s in options.rows or [(options.learners or 8, options.step_s or 0.07)]
+    ]
+
+
+def _name(load: Load) -> str:
+    return f"{load.learners} x {1 / load.step_s:.3g}/s"
+
+
+def _teller(load: Load) -> Callable[[str], None]:
+    """Progress, a line now and then."""
+    return lambda text: print(f"{_name(load)}: {text}", file=sys.stderr, flush=True)
+
+
+def _show(rows: Sequence[Measured]) -> None:
+    """A column for each load: there are few of them, and much to say of each."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("learners x steps")
+    for row in rows:
+        table.add_column(_name(row.load), justify="right")
+    for lines in zip(*(_cells(row) for row in rows), strict=True):
+        table.add_row(lines[0][0], *(value for _, value in lines))
+    Console().print(table)
+    for row in rows:
+        for line in _remarks(row):
+            print(f"{_name(row.load)}: {line}")
+
+
+def _cells(row: Measured) -> list[tuple[str, str]]:
+    return [
+        ("merges/s", f"{row.merges_per_s:.3g}"),
+        ("  asked", f"{row.merges_per_s_asked:.3g}"),
+        ("learners in a merge", _number(row.contributors_mean, ".2f")),
+        ("steps a contribution spans", _number(row.span_steps_mean, ".1f")),
+        ("gain", _number(row.gain_mean, ".2f")),
+        ("quorum to publication, ms, p50", _milliseconds(row.quorum_to_publication_s, "p50")),
+        ("  p99", _milliseconds(row.quorum_to_publication_s, "p99")),
+        ("own contribution to its version, ms, p50", _milliseconds(row.sent_to_settled_s, "p50")),
+        ("  p99", _milliseconds(row.sent_to_settled_s, "p99")),
+        ("syncer's CPU, cores", _number(row.cpu, ".2f")),
+        ("  its deciding thread", _number(row.cpu_deciding, ".2f")),
+        ("  ms a merge", _number(row.cpu_ms_per_merge, ".1f")),
+        ("oldest status, s", f"{row.status_age_s_max:.1f}"),
+        ("SIGTERM to its end, s", _number(row.sigterm_s, ".1f")),
+        ("syncer's memory, peak", _bytes(row.memory_peak_bytes)),
+        ("  without learners", _bytes(row.memory_idle_bytes)),
+        ("  values and deltas", _bytes(row.memory_state_bytes)),
+    ]
+
+
+def _remarks(row: Measured) -> list[str]:
+    """What does not fit into a row, or should not be overlooked."""
+    lines = []
+    if row.cpu_by_thread is not None:
+        threads = ", ".join(f"{name} {share:.2f}" for name, share in row.cpu_by_thread.items() if share >= 0.005)
+        lines.append(f"cores by thread: {threads or 'next to nothing'}")
+    if row.joined < row.load.learners:
+        lines.append(
+            f"only {row.joined} of {row.load.learners} learners were given the model, within {row.joined_s:.0f} s"
+        )
+    elif row.steps_per_s < FEW_STEPS * row.steps_per_s_asked:
+        lines.append(
+            f"the learners took {row.steps_per_s:.0f} of {row.steps_per_s_asked:.0f} steps/s: "
+            "this machine is too small for both sides of this load"
+        )
+    if row.fast_forwards or row.links_lost or row.refused:
+        refused = ", ".join(f"{n} {reason}" for reason, n in row.refused.items()) or "none"
+        lines.append(
+            f"fast-forwards {row.fast_forwards}, links lost {row.links_lost}, contributions refused: {refused}"
+        )
+    return lines
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _milliseconds(spread: Spread | None, which: str) -> str:
+    return "–" if spread is None else f"{1e3 * getattr(spread, which):.0f}"
+
+
+def _bytes(value: int | None) -> str:
+    return "–" if value is None else size(value)

@@ -1,1 +1,1 @@
-"""Measures: subject and reference in one run, in alternation, so that a noisy machine is noisy to both."""
+"""Measures of what the product costs and carries, on this machine and in one run."""

@@ -1,0 +1,363 @@
+"""What a syncer carries: a real syncer process under synthetic learners that answer at once, over real sockets.
+
+A load of M learners at 1/step_s steps a second with H and P asks for P / (H step_s) merges a second with all M in each.
+Learners take their first step when all have joined, or those who did within JOIN_S_MAX. The measured stretch begins one
+interval of H steps after that, when every fragment has been due.
+
+Counts come from the tape, times from the learners (one clock for all of them), CPU and memory from the system. The run
+lies in the folder for temporary files: TMPDIR says on which disk, and a syncer waits for its disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from skerry import algo
+from skerry import config as configs
+from skerry.algo.fragments import Layout, split
+from skerry.config import Config
+from skerry.core.facts import Decision, Row
+from skerry.core.ledger import MERGED
+from skerry.errors import Refusal, RunFailed
+from skerry.plan.layouts import even
+from skerry.plan.needs import syncer_memory
+from skerry.proof.bench import cores
+from skerry.proof.bench.cores import Cores, Usage
+from skerry.proof.bench.swarm import Sightings, Swarm
+from skerry.run.genesis import begin
+from skerry.run.tally import tally
+from skerry.shell.local import Child, LocalRun
+from skerry.store.store import Store
+
+MAIN, DECIDING = "MainThread", "deciding"  # what the syncer's main thread is called, and what it does
+MINUTES = configs.most("run.minutes")  # a budget that no measurement spends
+POLL_S = 0.1
+TELL_S = 5.0  # between two lines of progress
+JOIN_S_MAX = 120.0
+SIGTERM_S_MAX = 60.0  # then the syncer is killed, and the answer is that there was none
+SPARE_FILES = 128  # beside a process's sockets
+CONNECTIONS = 2  # of one learner
+
+Tell = Callable[[str], None]
+
+
+class Load(Struct, frozen=True):
+    """What is asked of the syncer."""
+
+    learners: int  # M
+    step_s: float
+    sync_every: int  # H
+    fragments: int  # P
+    params: int
+    seconds: float  # measured
+    cores: int = 0  # for the syncer alone, the learners have the others; 0: all share all
+
+    @property
+    def merges_per_s(self) -> float:
+        return self.fragments / (self.sync_every * self.step_s)
+
+
+class Job(NamedTuple):
+    """A load that this machine can be asked to carry."""
+
+    load: Load
+    config: Config
+    layout: Layout
+    division: Cores
+
+
+class Spread(Struct, frozen=True):
+    p50: float
+    p99: float
+    max: float
+
+
+class Measured(Struct, frozen=True):
+    """What a syncer did under a load; None where the system does not tell, or where nothing happened to speak of."""
+
+    load: Load
+    pinned: bool  # the syncer had its cores to itself
+    seconds: float
+    joined: int  # learners that had the whole model at the end
+    joined_s: float  # until the last of them had it, or nobody waited any longer
+    steps_per_s: float  # of all learners; less than asked, and the learners' own process is what is measured
+    steps_per_s_asked: float
+    merges: int
+    merges_per_s: float
+    merges_per_s_asked: float
+    contributions: int  # in these merges
+    contributors_mean: float | None
+    span_steps_mean: float | None  # that a contribution spans; H is asked
+    gain_mean: float | None
+    quorum_to_publication_s: Spread | None  # a merge's K-th contribution sent -> its version at the first learner
+    sent_to_settled_s: Spread | None  # a contribution sent -> the version with it taken in by its learner
+    cpu: float | None  # of a core, the whole process
+    cpu_ms_per_merge: float | None
+    cpu_by_thread: dict[str, float] | None  # of a core, the busiest first
+    cpu_deciding: float | None
+    status_age_s_max: float
+    sigterm_s: float | None  # until the process had ended; None: it was killed after SIGTERM_S_MAX
+    memory_idle_bytes: int | None  # before the first learner
+    memory_peak_bytes: int | None
+    memory_state_bytes: int  # that values and kept deltas need
+    refused: dict[str, int]  # contributions by reason, over the whole run
+    fast_forwards: int
+    links_lost: int
+
+
+class Status(Struct, frozen=True):
+    """What is read of a status file."""
+
+    at: float
+    merges: int
+    refused: dict[str, int]
+    threads: dict[int, str]
+
+
+class Look(Struct, frozen=True):
+    """The state of things at one moment."""
+
+    at: float
+    wall: float
+    joined: int
+    steps: int
+    usage: Usage | None
+    fast_forwards: int
+    links_lost: int
+
+
+def prepared(load: Load, overrides: Iterable[tuple[str, Any]] = ()) -> Job:
+    """Everything that can be refused about a load is refused here, before anything is started."""
+    _allow_files(load.learners)
+    return Job(load, _configured(load, overrides), even(load.params, load.fragments), cores.divided(load.cores))
+
+
+def _configured(load: Load, overrides: Iterable[tuple[str, Any]]) -> Config:
+    """The configuration of the run: the defaults, one H throughout, no budget to speak of."""
+    base = Config(
+        run=configs.Run(name="bench", learners=load.learners, minutes=MINUTES),
+        sync=configs.Sync(
+            policy="fixed",
+            num_fragments=load.fragments,
+            sync_every=load.sync_every,
+            fragment_sync_delay=min(configs.Sync().fragment_sync_delay, load.sync_every),
+        ),
+    )
+    return configs.validate(configs.resolve(base, None, overrides))
+
+
+def measure(job: Job, tell: Tell) -> Measured:
+    """Put one load on a syncer, from its start to its end."""
+    algo.warm_up()  # the learners' one kernel too, so that none of them waits for it
+    with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
+        local = LocalRun(Path(folder), [], [])
+        _create(local.run_dir, job.config, job.layout)
+        with local.ends_everything(), cores.confined(job.division.learners):
+            return _Bench(job, local, tell).run()
+
+
+def _create(root: Path, config: Config, layout: Layout) -> None:
+    """A run whose first values are zeros: what is merged does not depend on them."""
+    with Store.open(root) as store:
+        begin(store, config, layout, lambda fragment: np.zeros(fragment.size, np.float32))
+
+
+def _allow_files(learners: int) -> None:
+    """Sockets for all learners, here and in the child; many systems give a process 1,024 unless it asks."""
+    needed = CONNECTIONS * learners + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise Refusal(f"{learners} learners need {needed} open files, and the limit here is {hard}: raise ulimit -Hn")
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class _Bench:
+    """One load under way."""
+
+    def __init__(self, job: Job, local: LocalRun, tell: Tell) -> None:
+        self.load, self.config, self.layout, self.division = job
+        self.local, self.tell = local, tell
+        self.status_age_s_max = 0.0
+        self._told_at = float("-inf")
+
+    def run(self) -> Measured:
+        with cores.confined(self.division.syncer):
+            self.local.start_syncer()
+        idle_bytes = cores.memory_bytes(self.pid, "VmRSS")
+        with self._swarm() as swarm:
+            joined_s = self._join(swarm)
+            swarm.start()
+            self._wait(swarm, self.load.sync_every * self.load.step_s, "first interval")
+            before, self.status_age_s_max = self._look(swarm), 0.0
+            self._wait(swarm, self.load.seconds, "measuring")
+            after, status = self._look(swarm), self._status()
+            peak_bytes = cores.memory_bytes(self.pid, "VmHWM")
+            sigterm_s = self._terminate()
+        decisions = self._decisions(before.wall, after.wall)
+        rows = [row for decision in decisions for row in _merged(decision)]
+        seconds, cpu_s = after.at - before.at, _cpu_s(before, after, status)
+        busy_s = None if cpu_s is None else sum(cpu_s.values())
+        return Measured(
+            load=self.load,
+            pinned=self.division.syncer is not None,
+            seconds=seconds,
+            joined=after.joined,
+            joined_s=joined_s,
+            steps_per_s=(after.steps - before.steps) / seconds,
+            steps_per_s_asked=self.load.learners / self.load.step_s,
+            merges=len(decisions),
+            merges_per_s=len(decisions) / seconds,
+            merges_per_s_asked=self.load.merges_per_s,
+            contributions=len(rows),
+            contributors_mean=_mean([len(decision.parts) for decision in decisions]),
+            span_steps_mean=_mean([row.steps for row in rows]),
+            gain_mean=_mean([decision.gain for decision in decisions]),
+            quorum_to_publication_s=_spread(_publication_s(decisions, swarm.seen)),
+            sent_to_settled_s=_spread(_settled_s(swarm.seen, before.at, after.at)),
+            cpu=None if busy_s is None else busy_s / seconds,
+            cpu_ms_per_merge=None if busy_s is None or not decisions else 1e3 * busy_s / len(decisions),
+            cpu_by_thread=None if cpu_s is None else {name: used_s / seconds for name, used_s in cpu_s.items()},
+            cpu_deciding=None if cpu_s is None else cpu_s.get(DECIDING, 0.0) / seconds,
+            status_age_s_max=self.status_age_s_max,
+            sigterm_s=sigterm_s,
+            memory_idle_bytes=idle_bytes,
+            memory_peak_bytes=peak_bytes,
+            memory_state_bytes=self._state_bytes(),
+            refused=status.refused,
+            fast_forwards=after.fast_forwards,
+            links_lost=after.links_lost,
+        )
+
+    # ------------------------------------------------------------------------------------------ while it runs
+
+    @property
+    def syncer(self) -> Child:
+        assert self.local.syncer is not None
+        return self.local.syncer
+
+    @property
+    def pid(self) -> int:
+        assert self.syncer.process is not None
+        return self.syncer.process.pid
+
+    @contextlib.contextmanager
+    def _swarm(self) -> Iterator[Swarm]:
+        swarm = Swarm(self.local.port, self.config, self.layout, self.load.step_s)
+        try:
+            yield swarm
+        finally:
+            swarm.close()
+
+    def _join(self, swarm: Swarm) -> float:
+        began = time.monotonic()
+        while swarm.joined < self.load.learners and time.monotonic() - began < JOIN_S_MAX:
+            self._pause(swarm, f"{swarm.joined} of {self.load.learners} joined")
+        if not swarm.joined:
+            raise RunFailed(f"no learner had the model after {JOIN_S_MAX:.0f} s: ask for less")
+        return time.monotonic() - began
+
+    def _wait(self, swarm: Swarm, seconds: float, what: str) -> None:
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self._pause(swarm, f"{what}, {left_s:.0f} s left, {self._status().merges} merges", left_s)
+
+    def _pause(self, swarm: Swarm, doing: str, at_most_s: float = POLL_S) -> None:
+        """A moment, with a look at everybody's health and now and then a word."""
+        if time.monotonic() - self._told_at >= TELL_S:
+            self._told_at = time.monotonic()
+            self.tell(doing)
+        time.sleep(min(POLL_S, at_most_s))
+        self.status_age_s_max = max(self.status_age_s_max, time.time() - self._status().at)
+        if not self.syncer.is_running:
+            raise RunFailed(f"the syncer ended: {self.syncer.last_line().removeprefix('skerry: ')}")
+        if swarm.failure:
+            raise RunFailed(f"the learners cannot go on: {swarm.failure}")
+
+    def _status(self) -> Status:
+        return msgspec.json.decode((self.local.run_dir / "status.json").read_bytes(), type=Status)
+
+    def _look(self, swarm: Swarm) -> Look:
+        usage = cores.usage(self.pid)
+        return Look(
+            at=time.monotonic(),
+            wall=time.time(),
+            joined=swarm.joined,
+            steps=swarm.steps,
+            usage=usage,
+            fast_forwards=swarm.seen.fast_forwards,
+            links_lost=swarm.links_lost,
+        )
+
+    def _terminate(self) -> float | None:
+        """End the syncer while the load is on; the seconds it took."""
+        process, began = self.syncer.process, time.monotonic()
+        assert process is not None
+        process.terminate()
+        try:
+            process.wait(SIGTERM_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return None
+        return time.monotonic() - began
+
+    # ------------------------------------------------------------------------------------------ afterwards
+
+    def _decisions(self, since: float, until: float) -> list[Decision]:
+        """The merges committed in this stretch of wall-clock time, from the tape."""
+        with Store.open(self.local.run_dir, readonly=True) as store:
+            return [decision for at, decision in tally(store).merges if since <= at < until]
+
+    def _state_bytes(self) -> int:
+        sizes = [fragment.size for fragment in split(self.layout, self.config.sync.num_fragments)]
+        needs = syncer_memory(self.config, sizes, rounds=0)
+        return needs["values"] + needs["deltas"]
+
+
+def _merged(decision: Decision) -> list[Row]:
+    return [row for row in decision.rows if row.fate == MERGED]
+
+
+def _publication_s(decisions: Sequence[Decision], seen: Sightings) -> list[float]:
+    """From each merge's quorum to its version's arrival, grace included; not of versions that never arrived."""
+    found = []
+    for decision in decisions:
+        sent = sorted(seen.sent[row.learner, row.seq] for row in _merged(decision))
+        published = seen.published.get((decision.fragment, decision.version))
+        if published is not None and sent:
+            found.append(published - sent[min(decision.quorum, len(sent)) - 1])
+    return found
+
+
+def _settled_s(seen: Sightings, since: float, until: float) -> list[float]:
+    return [at - seen.sent[which] for which, at in seen.settled.items() if since <= at < until]
+
+
+def _cpu_s(before: Look, after: Look, status: Status) -> dict[str, float] | None:
+    if before.usage is None or after.usage is None:
+        return None
+    names = {thread: DECIDING if name == MAIN else name for thread, name in status.threads.items()}
+    return cores.spent(before.usage, after.usage, names)
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _spread(numbers: Sequence[float]) -> Spread | None:
+    if not numbers:
+        return None
+    middle, high = np.quantile(numbers, [0.5, 0.99])
+    return Spread(float(middle), float(high), max(numbers))

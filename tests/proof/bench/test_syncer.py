@@ -1,0 +1,138 @@
+"""skerry bench syncer: a small real run gives a record that adds up. Nothing here asserts how long something takes."""
+
+import json
+import os
+
+import pytest
+
+from cli.called import called
+from skerry.algo import codecs
+from skerry.algo.fragments import split
+from skerry.plan.layouts import even
+from skerry.proof.bench import cores
+from skerry.proof.bench.cores import Cores, Usage
+from skerry.proof.bench.swarm import Blank, Blanks
+from skerry.proof.bench.syncer import DECIDING, Load, measure, prepared
+
+LOAD = Load(learners=2, step_s=0.05, sync_every=2, fragments=3, params=10_000, seconds=2.0)
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def measured(told):
+    return measure(prepared(LOAD), told.append)
+
+
+def test_the_counts_of_a_small_run_add_up(measured):
+    assert measured.load == LOAD and not measured.pinned
+    assert measured.joined == LOAD.learners and measured.merges > 0
+    assert measured.merges_per_s == pytest.approx(measured.merges / measured.seconds)
+    assert measured.contributors_mean * measured.merges == pytest.approx(measured.contributions)
+    assert measured.merges <= measured.contributions <= LOAD.learners * measured.merges
+    assert measured.merges_per_s_asked == pytest.approx(3 / (2 * 0.05))
+    assert measured.steps_per_s_asked == pytest.approx(2 / 0.05)
+    assert (measured.fast_forwards, measured.links_lost, measured.refused) == (0, 0, {})
+
+
+def test_no_more_steps_are_merged_than_were_taken(measured):
+    """Each fragment's contributions tile a learner's steps: those of the stretch, and at most a few begun before it."""
+    spanned = measured.span_steps_mean * measured.contributions / LOAD.fragments
+    assert 0 < measured.gain_mean <= 1 <= measured.span_steps_mean
+    assert spanned <= measured.steps_per_s * measured.seconds + LOAD.learners * 10 * LOAD.sync_every
+
+
+def test_delays_are_of_merges_that_learners_saw(measured):
+    for spread in (measured.quorum_to_publication_s, measured.sent_to_settled_s):
+        assert 0 < spread.p50 <= spread.p99 <= spread.max
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system tells no thread's CPU time")
+def test_the_cpu_of_the_threads_is_that_of_the_process(measured):
+    assert measured.cpu == pytest.approx(sum(measured.cpu_by_thread.values()))
+    assert measured.cpu_deciding == measured.cpu_by_thread[DECIDING]
+    assert "skerry-server" in measured.cpu_by_thread
+    assert measured.memory_peak_bytes >= measured.memory_idle_bytes > measured.memory_state_bytes > 12 * LOAD.params
+
+
+def test_it_says_how_far_it_is(measured, told):
+    assert told and all(isinstance(line, str) for line in told)
+
+
+def test_two_rows_as_json(capsys):
+    words = ["--rows", "1x20,2x10", "--every", "2", "--params", "10k", "--fragments", "2", "--seconds", "0.5"]
+    code, out, err = called(capsys, "bench", "syncer", "--json", *words)
+    rows = json.loads(out)["rows"]
+    assert code == 0 and out.count("\n") == 1 and err.startswith("1 x 20/s: ")
+    assert [(row["load"]["learners"], row["load"]["step_s"]) for row in rows] == [(1, 0.05), (2, 0.1)]
+
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+def test_a_blank_answers_with_a_payload_that_passes_inspection():
+    fragment = split(even(1000, 1), 1)[0]
+    payload, decoded = Blanks().encode("int4", Blank(fragment.size))
+    assert len(payload) == codecs.payload_bytes("int4", fragment.size)
+    assert Blanks().inspect("int4", payload, fragment).finite
+    assert decoded - Blank(fragment.size) == Blank(fragment.size)
+
+
+def test_cpu_that_no_living_named_thread_accounts_for_is_the_rest():
+    before, after = Usage(5.0, {1: 3.0, 2: 1.0}), Usage(9.0, {1: 5.0, 3: 1.0})
+    assert cores.spent(before, after, {1: "deciding", 2: "gone", 3: "server"}) == {
+        "deciding": 2.0,
+        "server": 1.0,
+        "other": 1.0,
+    }
+
+
+@pytest.mark.skipif(not cores.can_pin() or len(os.sched_getaffinity(0)) < 2, reason="nothing can be pinned here")
+def test_syncer_and_learners_share_no_core():
+    allowed = os.sched_getaffinity(0)
+    division = cores.divided(1)
+    assert len(division.syncer) == 1 and division.syncer | division.learners == allowed
+    assert not division.syncer & division.learners
+    with cores.confined(division.syncer):
+        assert os.sched_getaffinity(0) == division.syncer
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_without_a_number_of_cores_nobody_is_pinned():
+    assert cores.divided(0) == Cores(None, None)
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--learners", "0"], "'0' must be from 1 to 4096"),
+        (["--learners", "2.5"], "'2.5' is not a whole number"),
+        (["--step-s", "0"], "'0' must be from 0.001s to 1h"),
+        (["--step-s", "-1"], "'-1' is negative"),
+        (["--every", "0"], "'0' must be from 1 to"),
+        (["--seconds", "0"], "'0' must be from 0.5s to 1h"),
+        (["--params", "7", "--fragments", "8"], "--params 7: fewer than the 8 fragments"),
+        (["--cores", "4000"], "--cores 4000: of the"),
+        (["--rows", "64"], "'64' is not learners x steps/s, like 64x5"),
+        (["--rows", "64x0"], "'0' must be from"),
+        (["--rows", "64x5", "--learners", "3"], "--rows: says the learners and their steps"),
+        (["--sync.sync_every", "4"], "--sync.sync_every: say --every"),
+        (["--sync.quorum", "9", "--learners", "8"], "sync.quorum = 9"),
+        (["--sync.bogus", "9"], "unknown key sync.bogus"),
+        (["--lerners", "9"], "did you mean --learners?"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(capsys, words, reason):
+    code, out, err = called(capsys, "bench", "syncer", *words)
+    assert (code, out) == (2, "") and reason in err and err.count("\n") == 1
+
+
+def test_an_unknown_subject_is_refused(capsys):
+    code, out, err = called(capsys, "bench", "nothing")
+    assert (code, out) == (2, "") and "syncer" in err and err.count("\n") == 1
