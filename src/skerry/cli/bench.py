@@ -33,6 +33,7 @@ SECONDS = Kind(seconds, 0.5, 3600)
 CORES = Kind(count, 0, 4096)
 OPTION_OF = {"run.learners": "--learners", "sync.sync_every": "--every", "sync.num_fragments": "--fragments"}
 FEW_STEPS = 0.95  # of the steps asked for: with fewer the learners' own process is what is measured
+MUCH_MISSED = 0.1  # of a core: with more the other work of this machine is measured too
 
 
 def run(words: Sequence[str]) -> int:
@@ -195,6 +196,7 @@ def _cells(row: Measured) -> list[tuple[str, str]]:
         ("  p99", _milliseconds(row.sent_to_settled_s, "p99")),
         ("syncer's CPU, cores", _number(row.cpu, ".2f")),
         ("  its deciding thread", _number(row.cpu_deciding, ".2f")),
+        ("  missed, as others ran", _number(row.cpu_missed, ".2f")),
         ("  ms a merge", _number(row.cpu_ms_per_merge, ".1f")),
         ("oldest status, s", f"{row.status_age_s_max:.1f}"),
         ("SIGTERM to its end, s", _number(row.sigterm_s, ".1f")),
@@ -219,6 +221,8 @@ def _remarks(row: Measured) -> list[str]:
             f"the learners took {row.steps_per_s:.0f} of {row.steps_per_s_asked:.0f} steps/s: "
             "this machine is too small for both sides of this load"
         )
+    if row.cpu_missed is not None and row.cpu_missed > MUCH_MISSED:
+        lines.append(f"its threads waited {row.cpu_missed:.2f} s in each second for a core that others had")
     if row.fast_forwards or row.links_lost or row.refused:
         refused = ", ".join(f"{n} {reason}" for reason, n in row.refused.items()) or "none"
         lines.append(

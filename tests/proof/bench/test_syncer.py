@@ -54,7 +54,7 @@ def test_delays_are_of_merges_that_learners_saw(measured):
 def test_the_cpu_of_the_threads_is_that_of_the_process(measured):
     assert measured.cpu == pytest.approx(sum(measured.cpu_by_thread.values()))
     assert measured.cpu_deciding == measured.cpu_by_thread[DECIDING]
-    assert "skerry-server" in measured.cpu_by_thread
+    assert "skerry-server" in measured.cpu_by_thread and measured.cpu_missed >= 0
     assert measured.memory_peak_bytes >= measured.memory_idle_bytes > measured.memory_state_bytes > 12 * LOAD.params
 
 

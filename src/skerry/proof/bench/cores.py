@@ -49,10 +49,11 @@ def confined(cores: set[int] | None) -> Iterator[None]:
 
 
 class Usage(NamedTuple):
-    """CPU seconds of a process and of each thread it has, by the system's id."""
+    """CPU seconds of a process and of each thread it has, by the system's id; and what they waited for a core."""
 
     total_s: float
     threads_s: dict[int, float]
+    waited_s: float = 0.0  # ready to run while others ran; 0 where the system does not tell
 
 
 def usage(pid: int) -> Usage | None:
@@ -62,11 +63,12 @@ def usage(pid: int) -> Usage | None:
         total_s = _cpu_s(root / "stat")
     except OSError:
         return None
-    threads_s = {}
+    threads_s, waited_s = {}, 0.0
     for folder in (root / "task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended since
+        with contextlib.suppress(OSError):  # it has ended since, or the system keeps no schedstat
             threads_s[int(folder.name)] = _cpu_s(folder / "stat")
-    return Usage(total_s, threads_s)
+            waited_s += int((folder / "schedstat").read_text().split()[1]) / 1e9
+    return Usage(total_s, threads_s, waited_s)
 
 
 def spent(before: Usage, after: Usage, names: dict[int, str]) -> dict[str, float]:

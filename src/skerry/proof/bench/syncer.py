@@ -106,6 +106,7 @@ class Measured(Struct, frozen=True):
     cpu_ms_per_merge: float | None
     cpu_by_thread: dict[str, float] | None  # of a core, the busiest first
     cpu_deciding: float | None
+    cpu_missed: float | None  # of a core: its threads were ready to run, and others had the cores they may use
     status_age_s_max: float
     sigterm_s: float | None  # until the process had ended; None: it was killed after SIGTERM_S_MAX
     memory_idle_bytes: int | None  # before the first learner
@@ -230,6 +231,7 @@ class _Bench:
             cpu_ms_per_merge=None if busy_s is None or not decisions else 1e3 * busy_s / len(decisions),
             cpu_by_thread=None if cpu_s is None else {name: used_s / seconds for name, used_s in cpu_s.items()},
             cpu_deciding=None if cpu_s is None else cpu_s.get(DECIDING, 0.0) / seconds,
+            cpu_missed=_missed(before, after),
             status_age_s_max=self.status_age_s_max,
             sigterm_s=sigterm_s,
             memory_idle_bytes=idle_bytes,
@@ -350,6 +352,12 @@ def _cpu_s(before: Look, after: Look, status: Status) -> dict[str, float] | None
         return None
     names = {thread: DECIDING if name == MAIN else name for thread, name in status.threads.items()}
     return cores.spent(before.usage, after.usage, names)
+
+
+def _missed(before: Look, after: Look) -> float | None:
+    if before.usage is None or after.usage is None:
+        return None
+    return (after.usage.waited_s - before.usage.waited_s) / (after.at - before.at)
 
 
 def _mean(numbers: Sequence[float]) -> float | None:
