@@ -104,9 +104,7 @@ class Desk:
                     case Record():
                         self.tape.append(msgspec.msgpack.encode(action.fact))
                     case Merge():
-                        fact = committed(action)
-                        self.tape.append(msgspec.msgpack.encode(fact))
-                        events.append(MergeDone(fact))
+                        events.append(MergeDone(committed(action)))
                     case Publish():
                         peer = self.peers[action.learner]
                         if self.adopts:

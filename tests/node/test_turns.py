@@ -13,12 +13,16 @@ class Hand:
 
     def __init__(self, takes_s: float = 0.0) -> None:
         self.now, self.takes_s = 0.0, takes_s
+        self.has_room, self.has_unseen = True, False
         self.notes: list[object] = []
         self.driver = SyncerDriver(self, self, lambda: self.now)
 
     def take(self, event, now):
         self.now += self.takes_s
         self.notes.append(event)
+
+    def finish(self, now):
+        pass
 
     def look(self, now):
         self.notes.append("look")
@@ -67,3 +71,23 @@ def test_reports_do_not_fill_the_line_but_what_must_not_be_lost_does():
     for peer in range(LINE_MAX - 1):
         hand.driver.offer(Opened(peer, ""))
     assert hand.driver.is_full
+
+
+def test_nothing_is_taken_in_while_the_node_has_no_room():
+    hand = Hand()
+    hand.has_room = False
+    assert hand.turn(report(1, 1)) == ["look"] and hand.driver.is_full, "a look takes in what has ended, and makes room"
+    hand.has_room = True
+    assert hand.turn() == [report(1, 1), "look"] and not hand.driver.is_full
+
+
+def test_a_look_waits_for_contributions_that_are_being_looked_into_but_not_for_long():
+    hand = Hand()
+    assert hand.turn() == ["look"]
+    hand.has_unseen = True
+    assert hand.turn(report(1, 1)) == [report(1, 1)]
+    hand.now += TURN_S
+    assert hand.turn() == ["look"]
+    assert hand.turn() == []
+    hand.has_unseen = False
+    assert hand.turn() == ["look"]

@@ -11,8 +11,10 @@ import pytest
 from e2e.processes import FRAGMENTS, SHAPES, Puppet, facts_of, status_of, until, write_genesis
 from node.pair import NumpyParameters, config_of
 from skerry.algo.fragments import Tensor, layout_of
-from skerry.core.facts import Paused, PhaseChanged
+from skerry.core.facts import Committed, Paused, PhaseChanged
 from skerry.core.state import fold
+from skerry.errors import StoreError
+from skerry.node import syncer as syncer_node
 from skerry.run.genesis import create_run, read_genesis
 from skerry.shell.learner import LearnerShell
 from skerry.shell.syncer import SyncerShell, write_json
@@ -121,6 +123,33 @@ def test_a_learner_that_vanishes_is_lost_and_the_others_go_on(tmp_path):
         until(lambda: not serving.shell.node.machine.members["goes"].connected, "the loss to be noticed")
         stays.merge_once()
         assert [name for name, _ in serving.shell.learners.links] == ["stays"]
+
+
+def test_a_disk_that_fails_under_a_worker_stops_the_process(tmp_path, monkeypatch):
+    def put(parts, folder="files"):
+        raise StoreError("the disk is full")
+
+    with Serving(tmp_path) as serving, Puppet(serving.port) as puppet:
+        monkeypatch.setattr(serving.store, "put", put)
+        monkeypatch.setattr(threading, "excepthook", lambda failure: failures.append(failure.exc_value))
+        failures = []
+        puppet.contribute(puppet.pulled())
+        serving.ended()
+    assert [str(failure) for failure in failures] == ["the disk is full"]
+    assert not any(isinstance(fact, Committed) for fact in facts_of(serving.run_dir))
+
+
+def test_it_takes_nothing_in_while_too_much_waits_to_be_looked_at(tmp_path, monkeypatch):
+    with Serving(tmp_path) as serving, Puppet(serving.port) as puppet:
+        puppet.merge_once()
+        monkeypatch.setattr(syncer_node, "UNSEEN_BYTES_MAX", -1)
+        time.sleep(0.05)  # a turn that had begun is over
+        reports = serving.shell.node.machine.members["puppet"].report.number
+        puppet.contribute(0)
+        until(lambda: serving.shell.inbox.qsize(), "the inbox to fill")
+        assert serving.shell.node.machine.members["puppet"].report.number == reports
+        monkeypatch.undo()
+        assert puppet.merge_once() >= 1
 
 
 def test_a_record_is_replaced_as_a_whole(tmp_path):

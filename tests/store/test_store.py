@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,50 @@ def test_arrays_are_put_as_their_bytes(tmp_path: Path) -> None:
 def test_a_file_is_written_once(tmp_path: Path) -> None:
     files = CrashFiles()
     with Store.open(tmp_path, files=files) as store:
+        x = store.put([b"x"])
         store.put([b"x"])
+        store.commit([b"one"], [x, x])
         store.put([b"x"])
-        store.commit([b"one"])
-        store.put([b"x"])
-        store.commit([b"two"])
+        store.commit([b"two"], [x])
         writes = [call for call in files.log if call.startswith("write files/")]
         assert len(writes) == 1
         store.collect([])
         assert store.get(store.put([b"x"])) == b"x", "collected, so written again"
+
+
+def test_a_file_put_while_another_commit_is_made_belongs_to_the_next(tmp_path: Path) -> None:
+    """Its name may have come too late for that commit's sync, and its record is yet to be written."""
+    files = CrashFiles()
+    store = Store.open(tmp_path, files=files)
+    late: list[str] = []
+    sync_dir = files.sync_dir
+
+    def put_meanwhile(directory: str) -> None:
+        sync_dir(directory)
+        if not late:
+            late.append(store.put([b"late"]))
+
+    files.sync_dir = put_meanwhile  # type: ignore[method-assign]
+    store.commit([b"one"], [store.put([b"early"])])
+    assert store.collect([]) == 1, "the early one; the late one waits for its commit"
+    store.commit([b"two"], late)
+    files.power_cut()
+    assert Store.open(tmp_path, files=files).get(late[0]) == b"late"
+
+
+def test_threads_may_put_side_by_side_also_the_same_contents(tmp_path: Path) -> None:
+    contents = [b"%d" % (number % 7) * 5000 for number in range(84)]
+    with Store.open(tmp_path) as store, ThreadPoolExecutor(6) as pool:
+        puts = [pool.submit(store.put, [data]) for data in contents]
+        for number in range(20):  # beside what the deciding thread does
+            store.commit([b"%d" % number])
+            store.rotate(b"fold")
+            store.collect([])
+        digests = [put.result() for put in puts]
+        store.commit([b"all"], digests)
+        assert [store.get(digest) for digest in digests] == contents
+        assert len(os.listdir(tmp_path / "files")) == 7, "no temporary file is left"
+        assert store.collect([]) == 7
 
 
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
@@ -75,7 +111,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
 def test_collect_keeps_what_is_named_and_what_awaits_its_commit(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         kept, dropped = store.put([b"kept"]), store.put([b"dropped"])
-        store.commit([b"one"])
+        store.commit([b"one"], [kept, dropped])
         waiting = store.put([b"waiting"])
         for name in (f"{sha(b'torn')}.tmp", "notes.txt"):
             (tmp_path / "files" / name).write_bytes(b"?")

@@ -95,13 +95,12 @@ class Run:
             self.store.collect(live(self.number))
         else:
             numbers = range(self.number + 1, self.number + (4 if kind == "group" else 2))
-            for n in numbers:
-                self.store.put([contents(n)[:3], contents(n)[3:]])
+            files = [self.store.put([contents(n)[:3], contents(n)[3:]]) for n in numbers]
             if kind == "collect first":
                 self.store.collect(live(self.number))
             self.tried = numbers[-1]
             self.ends.add(self.tried)
-            self.store.commit([record(n) for n in numbers])
+            self.store.commit([record(n) for n in numbers], files)
             self.number = self.acked = numbers[-1]
 
     def check_history(self) -> None:
@@ -237,7 +236,7 @@ def test_a_retried_fsync_is_caught() -> None:
 
 class CollectsTooMuch(Store):
     def collect(self, keep: Collection[str]) -> int:
-        held, self._uncommitted = self._uncommitted, set()
+        held, self._uncommitted = self._uncommitted, Counter()
         count = super().collect(keep)
         self._uncommitted = held
         return count

@@ -70,7 +70,7 @@ class PublicationSent(Struct, frozen=True):
 
 
 class MergeDone(Struct, frozen=True):
-    """The version is durable."""
+    """The version is computed and its file written; the machine orders the record that makes it one."""
 
     fact: Committed
 

@@ -1,6 +1,6 @@
 """What is held: contributions that are complete and not merged yet, and how much room is left for more.
 
-At most one of a learner and fragment is held. It stays until its merge is durable, so what is being merged is held too.
+At most one of a learner and fragment is held. It stays until its merge has ended, so what is being merged is held too.
 Only names and sizes are here; the payloads are the node's.
 """
 

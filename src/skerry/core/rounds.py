@@ -41,7 +41,7 @@ class Rounds:
         self.pacer = Pacer()
         self.quorum_s: float | None = None  # from opening to quorum
         self.sync_s: float | None = None  # from closing to a learner's adoption
-        self._closed_at: dict[int, float] = {}  # fragment -> when its last merge was durable
+        self._closed_at: dict[int, float] = {}  # fragment -> when its last merge ended
         self._adopting: dict[int, set[str]] = {}  # fragment -> learners that have not yet reported its version
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class Rounds:
         self.merging.add(p)
 
     def merge_ended(self, p: int, ready: Iterable[str], now: float) -> None:
-        """The version is durable; those who are ready are expected to adopt it."""
+        """There is a new version; those who are ready are expected to adopt it."""
         self.merging.discard(p)
         self._closed_at[p] = now
         self._adopting[p] = set(ready)

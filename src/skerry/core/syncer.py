@@ -5,7 +5,7 @@
     actions = machine.step(event, now)      both, for who has one event
 
 Theory of operation. The machine is told *events*, which are past facts (a learner said hello, a report or a whole
-contribution came, a merge is durable, time has passed), and answers with *actions*, which are orders (record, send,
+contribution came, a merge has ended, time has passed), and answers with *actions*, which are orders (record, send,
 hold, publish, merge). It holds no payload and no array: contributions are named, their bytes are the node's. It reads
 no clock either: time is what `now` says, less what the process slept (`core/clock.py`).
 
@@ -28,9 +28,10 @@ rounds and measured times, `Closing` when the end began, `Member` what one learn
 a frozen `View` (`core/look.py`) and returns orders as plain values. Only the machine appends actions and applies facts
 to the state, each order before the next decision that could depend on it.
 
-`state` is the fold of the tape. The machine applies a fact when it orders its record, and a merge's when it is told
-that the merge is done. So whatever follows from a fact is ordered behind its record, and carried out after it is kept.
-Everything else here is lost in a crash, and is measured or reported anew.
+`state` is the fold of the tape. The machine applies a fact when it orders its record, a merge's once it is told that
+the merge has ended; so the tape has the order in which the machine applied, whatever order merges end in. Whatever
+follows from a fact is ordered behind its record, and carried out after it is kept. Everything else here is lost in a
+crash, and is measured or reported anew.
 
 Invariants, and who keeps them:
 
@@ -72,7 +73,18 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Discarded, LifeStarted, Paused, PhaseChanged, Row, Sample, Sampled, Seen, Witnessed
+from skerry.core.facts import (
+    Committed,
+    Discarded,
+    LifeStarted,
+    Paused,
+    PhaseChanged,
+    Row,
+    Sample,
+    Sampled,
+    Seen,
+    Witnessed,
+)
 from skerry.core.held import Held
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.look import Close, View, Want
@@ -103,7 +115,7 @@ class SyncerMachine:
         self.refused: dict[Refusal, int] = {}
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
-        self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the last fact about it says
+        self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the tape says
         self._is_due_anew = False  # something other than an arrival was taken in since the last look
         self._actions: list[SyncerAction] = []
 
@@ -144,7 +156,7 @@ class SyncerMachine:
             case MergeDone():
                 self._merged(event)
             case Interrupted():
-                self._record(Paused(self._take_seen(), self.elapsed_s))
+                self._record(Paused(self._unwritten_seen(), self.elapsed_s))
                 self._do(Finish("interrupted"))
             case Ticked():
                 pass
@@ -370,13 +382,13 @@ class SyncerMachine:
         """Order the merge of what is held, if a round is to be closed."""
         if close is not None:
             self.rounds.merge_began(close.fragment)
-            decision = decision_of(close, view, self.config, self._take_seen())
+            decision = decision_of(close, view, self.config, self._unwritten_seen())
             self._do(Merge(decision, view.held.in_order(close.fragment)))
 
     def _merged(self, event: MergeDone) -> None:
         decision = event.fact.decision
         p = decision.fragment
-        self.state.apply(event.fact)
+        self._record(event.fact)
         for row in decision.rows:
             held = self.held[p].get(row.learner)
             if row.fate == MERGED and held is not None and held.seq == row.seq and held.life == row.life:
@@ -415,7 +427,7 @@ class SyncerMachine:
         self.closing = Closing(self.clock.now, self.config.sync.close_timeout_s)
         self.rounds.abandon()
         files = tuple(f.file for f in self.state.fragments)
-        self._record(PhaseChanged("closing", files, self._take_seen(), self.elapsed_s))
+        self._record(PhaseChanged("closing", files, self._unwritten_seen(), self.elapsed_s))
         self._advance_closing(self.closing)
 
     def _advance_closing(self, closing: Closing) -> None:
@@ -443,7 +455,7 @@ class SyncerMachine:
         for learner, life in sorted((k, v.life) for k, v in self.state.lives.items()):
             self._discard(learner, life, "absent at close")
         self._write(self.samples.take())
-        self._record(PhaseChanged("closed", (), self._take_seen(), self.elapsed_s))
+        self._record(PhaseChanged("closed", (), self._unwritten_seen(), self.elapsed_s))
         self.state.ledger.check()
         assert self.state.ledger.totals().pending == 0, self.state.ledger.totals()
         for member in self.roster:
@@ -506,10 +518,14 @@ class SyncerMachine:
         if is_open and self.state.ledger.see(seen):
             self._unwritten.add((seen.learner, seen.life))
 
-    def _take_seen(self) -> tuple[Seen, ...]:
-        """The positions that no fact holds yet; the one that is about to be ordered does."""
-        unwritten, self._unwritten = sorted(self._unwritten), set()
-        return tuple(self.state.ledger.seen(learner, life) for learner, life in unwritten)
+    def _unwritten_seen(self) -> tuple[Seen, ...]:
+        """The positions that no fact on the tape holds; a merge under way may end behind another, or be dropped."""
+        return tuple(self.state.ledger.seen(learner, life) for learner, life in sorted(self._unwritten))
+
+    def _written(self, seen: Iterable[Seen]) -> None:
+        """A fact on the tape holds these; of some lives more may have been seen since it was decided."""
+        ledger = self.state.ledger
+        self._unwritten -= {(at.learner, at.life) for at in seen if ledger.seen(at.learner, at.life) == at}
 
     def _witness(self, member: Member, what: Sight) -> None:
         if self.state.phase != "closed":
@@ -524,10 +540,15 @@ class SyncerMachine:
     def _count(self, reason: Refusal) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _record(self, fact: LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled) -> None:
+    def _record(self, fact: Committed | LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled) -> None:
         self.state.apply(fact)
-        if isinstance(fact, Discarded):
-            self._settle(fact.rows)
+        match fact:
+            case Discarded():
+                self._settle(fact.rows)
+            case Committed():
+                self._written(fact.decision.seen)
+            case PhaseChanged() | Paused():
+                self._written(fact.seen)
         self._do(Record(fact))
 
     def _send(self, member: Member, message: Welcome | Refused | Pull | Rejected | Stop | Done) -> None:

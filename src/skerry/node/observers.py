@@ -32,7 +32,7 @@ class LearnerObserver(Protocol):
 
 class SyncerObserver(Protocol):
     def event_came(self, event: SyncerEvent) -> None:
-        """An event from outside is about to be handled, with what follows from it alone; `Ticked` comes with a look."""
+        """An event is about to be handled, with what follows from it alone; `Ticked` comes with a look."""
 
     def event_done(self, event: SyncerEvent) -> None:
         """It was handled; what follows from it is durable, or was sent."""

@@ -1,14 +1,22 @@
 """The syncer's node: global fragments and outer state, held payloads, and the order of durable things.
 
-Actions are carried out in list order. Facts and merges that stand together share one commit; nothing behind them is
-carried out before it is durable, so no byte of a version leaves before the version exists on disk. One thread; `send`,
-`dismiss` and the store are handed in.
+Actions are carried out in list order. Records that stand together share one commit; nothing behind them is carried out
+before they are durable, so no byte of a version leaves before the version exists on disk.
+
+One thread decides, commits and sends. Looking at a contribution, and merging with all that its version costs, is work
+for the pool (`node/work.py`); what has ended is handed to the machine as `Arrived` and `MergeDone`. Until then nothing
+has happened: a merge leaves the version before it in its place, what it merges stays held, and the file that it put is
+nobody's. So work that is under way when the process ends, in order or not, needs no care: learners keep what is not
+settled, and answer with it again.
+
+`outbox`, store and pool are handed in.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -31,17 +39,20 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Committed, EpochStarted, Fact, Result
+from skerry.core.facts import Committed, Decision, EpochStarted, Fact, Result
+from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
-from skerry.node.algebra import FLOAT32, Algebra, Payload
+from skerry.node.algebra import FLOAT32, Algebra, Payload, Values
 from skerry.node.observers import UNWATCHED, SyncerObserver
+from skerry.node.work import AtOnce, Pool
 from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
+UNSEEN_BYTES_MAX = 256 << 20  # of contributions that wait to be looked at; one more is let in beyond it
 
 log = logging.getLogger("skerry.syncer")
 
@@ -62,6 +73,24 @@ class Arrival(NamedTuple):
     found: Inspection
 
 
+class Inspected(NamedTuple):
+    """A contribution was looked at: what the machine is told, and what there is to hold."""
+
+    event: Arrived
+    arrival: Arrival | None  # none if its bytes are damaged
+
+
+class Version(NamedTuple):
+    """A merge has ended: what will be on the tape about it, and what the next one begins with."""
+
+    fact: Committed
+    values: Values
+    delta: Delta
+
+
+Work = Inspected | Version
+
+
 class Outbox(Protocol):
     """Where the node's words go: to learners by (name, life)."""
 
@@ -80,11 +109,13 @@ class SyncerNode:
         now: float,
         algebra: Algebra = FLOAT32,
         observer: SyncerObserver = UNWATCHED,
+        pool: Pool[Work] | None = None,
     ) -> None:
         self.store = store
         self.algebra = algebra
         self.outbox = outbox
         self.observer = observer
+        self.pool: Pool[Work] = pool or AtOnce()
         state = state_of(store.records)
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
@@ -95,6 +126,7 @@ class SyncerNode:
         ]
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
+        self.unseen_bytes = 0  # of contributions that wait to be looked at
         self.finished: Ending | None = None
         self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
         self._commits = 0
@@ -114,53 +146,78 @@ class SyncerNode:
         self.observer.event_done(event)
 
     def look(self, now: float) -> None:
-        """Time has passed: what follows from where things stand, and from the merges that this leads to."""
+        """Take in the work that has ended, then what follows from where things stand; again if more has ended by then.
+
+        What a look orders is taken in here if it was carried out at once, so that nothing is left to a later look.
+        """
+        self.finish(now)
+        self._look(now)
+        while self.finish(now):
+            self._look(now)
+
+    def _look(self, now: float) -> None:
         ticked = Ticked()
         self.observer.event_came(ticked)
-        events: deque[SyncerEvent] = deque([ticked])
-        while events:
-            events.extend(self._perform(self.machine.step(events.popleft(), now), None))
+        self._perform(self.machine.step(ticked, now), None)
         self.observer.event_done(ticked)
 
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
-        """A contribution is complete: look at its values before the machine decides on it."""
-        found, flaw = self._inspect(c, payload)
-        if flaw is not None:
-            largest = f" (largest value {found.max_abs:.3g})" if found else ""
-            log.warning("refused contribution of %s to fragment %d: %s%s", c.learner, c.fragment, flaw, largest)
-        arrival = Arrival(c, payload, found) if found else None
-        self.handle(Arrived(c, len(payload), flaw, payload_s), now, arrival)
+        """A contribution is complete: its values are looked at before the machine decides on it."""
+        self.unseen_bytes += len(payload)
+        self.pool.submit(partial(self._inspect, c, payload, payload_s))
+        self.finish(now)
 
-    def _inspect(self, c: Contribution, payload: Payload) -> tuple[Inspection | None, Flaw | None]:
-        if self.algebra.checksum(payload) != c.digest:
-            return None, "damaged"
-        found = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
-        if not found.finite:
-            return found, "not finite"
-        return found, "too large" if found.max_abs > ABS_MAX else None
+    @property
+    def has_room(self) -> bool:
+        """Further contributions may be taken in; else reading from the wire has to pause."""
+        return self.unseen_bytes <= UNSEEN_BYTES_MAX
+
+    @property
+    def has_unseen(self) -> bool:
+        """Contributions have come that the machine does not know of yet."""
+        return self.unseen_bytes > 0
+
+    def finish(self, now: float) -> bool:
+        """Take in the work that has ended, and say whether any had; a look is to follow.
+
+        Once this process is finished it is dropped, and nobody has heard of it.
+        """
+        if self.finished or not (ended := self.pool.ended()):
+            return False
+        self._take_versions([one for one in ended if isinstance(one, Version)], now)
+        for one in ended:
+            if isinstance(one, Inspected):
+                self.unseen_bytes -= one.event.payload_bytes
+                self.handle(one.event, now, one.arrival)
+        return True
+
+    def _take_versions(self, versions: Sequence[Version], now: float) -> None:
+        """Merges that have ended together share one commit; what follows from any of them comes behind it."""
+        events = [MergeDone(version.fact) for version in versions]
+        actions: list[SyncerAction] = []
+        for version, event in zip(versions, events, strict=True):
+            self.observer.event_came(event)
+            actions += self.machine.take(event, now)
+            self._install(version)
+        self._perform(_records_first(actions), None)
+        for event in events:
+            self.observer.event_done(event)
 
     # ------------------------------------------------------------------------------------------ actions out
 
-    def _perform(self, actions: list[SyncerAction], arrival: Arrival | None) -> list[SyncerEvent]:
+    def _perform(self, actions: list[SyncerAction], arrival: Arrival | None) -> None:
         """Carry the actions out in order; what must be durable before the next one is committed together."""
         facts: list[Fact] = []
-        done: list[SyncerEvent] = []
         for action in actions:
-            match action:
-                case Record():
-                    facts.append(action.fact)
-                case Merge():
-                    fact = self._merge(action)
-                    facts.append(fact)
-                    done.append(MergeDone(fact))
-                case _:
-                    self._write(facts)
-                    facts = []
-                    self._act(action, arrival)
+            if isinstance(action, Record):
+                facts.append(action.fact)
+            else:
+                self._write(facts)
+                facts = []
+                self._act(action, arrival)
         self._write(facts)
-        return done
 
-    def _act(self, action: Send | Hold | Publish | Dismiss | Finish, arrival: Arrival | None) -> None:
+    def _act(self, action: Send | Hold | Publish | Merge | Dismiss | Finish, arrival: Arrival | None) -> None:
         match action:
             case Send():
                 self.outbox.send(action.learner, action.life, action.message, None, None)
@@ -169,6 +226,8 @@ class SyncerNode:
                 self.held[action.learner, action.fragment] = arrival
             case Publish():
                 self._publish(action)
+            case Merge():
+                self._merge(action)
             case Dismiss():
                 self._dismiss(action)
             case Finish():
@@ -188,7 +247,7 @@ class SyncerNode:
             return
         records = [msgspec.msgpack.encode(fact) for fact in facts]
         self.observer.committing(records)
-        self.store.commit(records)
+        self.store.commit(records, _files_of(facts))
         self.observer.committed(records)
         self._commits += 1
 
@@ -201,29 +260,54 @@ class SyncerNode:
             self.store.rotate(msgspec.msgpack.encode(self.machine.state))
         self.store.collect(self.machine.state.files)
 
-    # ------------------------------------------------------------------------------------------ merge and publish
+    # ------------------------------------------------------------------------------------------ work for the pool
 
-    def _merge(self, order: Merge) -> Committed:
-        """The next version of a fragment; its file is written, its commit follows."""
-        self.observer.merging(order)
-        decision, p = order.decision, order.decision.fragment
-        arrivals = [self._take(c) for c in order.contributions]
+    def _inspect(self, c: Contribution, payload: Payload, payload_s: float) -> Inspected:
+        found, flaw = self._look_into(c, payload)
+        if flaw is not None:
+            largest = f" (largest value {found.max_abs:.3g})" if found else ""
+            log.warning("refused contribution of %s to fragment %d: %s%s", c.learner, c.fragment, flaw, largest)
+        return Inspected(Arrived(c, len(payload), flaw, payload_s), Arrival(c, payload, found) if found else None)
+
+    def _look_into(self, c: Contribution, payload: Payload) -> tuple[Inspection | None, Flaw | None]:
+        if self.algebra.checksum(payload) != c.digest:
+            return None, "damaged"
+        found = self.algebra.inspect(c.codec, payload, self.fragments[c.fragment])
+        if not found.finite:
+            return found, "not finite"
+        return found, "too large" if found.max_abs > ABS_MAX else None
+
+    def _next_version(self, decision: Decision, old: Values, arrivals: Sequence[Arrival]) -> Version:
+        """What is decided, carried out on the version before; its file is written, its commit follows."""
         held = [
             self.algebra.hold(part.codec, one.payload, part.weight, one.found)
             for part, one in zip(decision.parts, arrivals, strict=True)
         ]
-        merged = self.algebra.merge(decision, self.fragments[p], self.values[p], held, self.config.merge.threads)
-        self.values[p] = merged.values
-        self._keep(p, decision.version, Delta(decision.codec, merged.payload, merged.digest))
+        merged = self.algebra.merge(decision, self.fragments[decision.fragment], old, held, threads=1)
         file = self.store.put(self.algebra.parts(merged.values))
         is_recorded = self.config.store.record == "full"
         payloads = self.store.put([one.payload.data for one in held], RECORD) if is_recorded else ""
-        return Committed(decision, Result(file, merged.digest, payloads))
+        fact = Committed(decision, Result(file, merged.digest, payloads))
+        return Version(fact, merged.values, Delta(decision.codec, merged.payload, merged.digest))
 
-    def _take(self, c: Contribution) -> Arrival:
-        arrival = self.held.pop((c.learner, c.fragment))
-        assert arrival.contribution.seq == c.seq, (c, arrival.contribution)
-        return arrival
+    # ------------------------------------------------------------------------------------------ merge and publish
+
+    def _merge(self, order: Merge) -> None:
+        """Begin a merge; no other of the fragment is ordered before it has ended."""
+        self.observer.merging(order)
+        arrivals = [self.held[c.learner, c.fragment] for c in order.contributions]
+        assert [one.contribution for one in arrivals] == list(order.contributions), (order, arrivals)
+        old = self.values[order.decision.fragment]
+        self.pool.submit(partial(self._next_version, order.decision, old, arrivals))
+
+    def _install(self, version: Version) -> None:
+        """From here on it is the fragment's newest; what it merged is not held any longer."""
+        decision = version.fact.decision
+        self.values[decision.fragment] = version.values
+        self._keep(decision.fragment, decision.version, version.delta)
+        for row in decision.rows:
+            if row.fate == MERGED:
+                del self.held[row.learner, row.fragment]
 
     def _keep(self, p: int, version: int, delta: Delta) -> None:
         self.deltas[p][version] = delta
@@ -259,3 +343,13 @@ class SyncerNode:
         )
         tag = (action.fragment, version) if is_last else None
         self.outbox.send(action.learner, action.life, message, delta.payload, tag)
+
+
+def _records_first(actions: list[SyncerAction]) -> list[SyncerAction]:
+    """In their order otherwise: nothing is lost by keeping a fact before something that does not depend on it."""
+    return sorted(actions, key=lambda action: not isinstance(action, Record))
+
+
+def _files_of(facts: Sequence[Fact]) -> list[str]:
+    results = [fact.result for fact in facts if isinstance(fact, Committed)]
+    return [file for result in results for file in (result.file, result.payloads) if file]

@@ -6,7 +6,8 @@
 
 A turn takes in what waits, for TURN_S at most, then looks once at where things stand, and ends. So one look does for
 many events, and whoever drives gets to the clock, to signals and to the status however much is waiting. The bound is
-longer than a burst of contributions takes: a look before they are in closes rounds with half of the learners.
+longer than a burst of contributions takes: a look before they are in closes rounds with half of the learners. For the
+same reason the look waits, as long at most, for contributions that the pool still looks into.
 
 The line is in the order in which things came, but for one thing: a report restates a learner's whole position, so a
 newer one takes the place of the older that still waits. A contribution then waits behind one report of each learner at
@@ -42,6 +43,7 @@ class SyncerDriver:
         self.node, self.learners, self.clock = node, learners, clock
         self._line: deque[_Place] = deque()
         self._reports: dict[int, _Place] = {}  # peer -> where its report stands
+        self._look_by = clock()  # whatever is still being looked into
 
     def __repr__(self) -> str:
         return f"<driver of {self.node.machine}, {len(self._line)} in line>"
@@ -52,7 +54,7 @@ class SyncerDriver:
 
     @property
     def is_full(self) -> bool:
-        return len(self._line) >= LINE_MAX
+        return len(self._line) >= LINE_MAX or not self.node.has_room
 
     def offer(self, event: WireEvent) -> None:
         """Something has come; it is taken in at its turn."""
@@ -65,13 +67,19 @@ class SyncerDriver:
             self._reports[event.peer].event = event
 
     def turn(self) -> None:
-        """Take in what waits, as far as the time for it goes, and look."""
+        """Take in what waits, as far as the time and the node's room for it go, and what has ended; and look.
+
+        While contributions are being looked into the look is left to a later turn, TURN_S after the last one at most.
+        """
         ends_at = self.clock() + TURN_S
-        while self._line:
+        while self._line and self.node.has_room:
             self._take(self._line.popleft().event)
             if self.clock() >= ends_at:
                 break
-        self.node.look(self.clock())
+        self.node.finish(self.clock())
+        if not self.node.has_unseen or self.clock() >= self._look_by:
+            self.node.look(self.clock())
+            self._look_by = self.clock() + TURN_S
 
     def _take(self, event: WireEvent) -> None:
         if isinstance(event, Received) and isinstance(event.message, Report):

@@ -12,12 +12,12 @@ Learner, device: 16 N, float32 parameters, gradients and two Adam moments, and b
 in it, nor is the master copy that a framework of mixed precision may keep.
 
 Syncer (`node/syncer.py`): three float32 arrays a fragment, the newest deltas, contributions in their encoded form, and
-one merge at a time.
+t merges at a time, one for each of merge.threads or one for each fragment.
 
     values       12 N              published values, velocity, residual
     deltas       deltas_kept · down of all fragments
     held         n M up            at most wire.held_bytes_max and one fragment's contributions beyond
-    working      20 f + 2 down     delta, master, and the new three
+    working      t (20 f + 2 down) delta, master, and the new three
 
 Disk (`store/`): a version of a fragment is a file of 12 bytes an element. Kept are the newest, the one before, genesis,
 and at the end the versions before the last merge: 48 N. Others lie there until every 32nd commit. The tape grows by one
@@ -68,11 +68,12 @@ def syncer_memory(config: Config, sizes: Sequence[int], rounds: int) -> dict[str
     up, down = config.wire.codec_up, config.wire.codec_down
     one = learners * payload_bytes(up, largest)
     bound = config.wire.held_bytes_max + one
+    merges = min(config.merge.threads, len(sizes))
     parts = {
         "values": 12 * total,
         "deltas": config.store.deltas_kept * sum(payload_bytes(down, size) for size in sizes),
         "held": min(min(rounds, len(sizes)) * one, bound),
-        "working": 20 * largest + 2 * payload_bytes(down, largest),
+        "working": merges * (20 * largest + 2 * payload_bytes(down, largest)),
     }
     every = min(learners * sum(payload_bytes(up, size) for size in sizes), bound)
     return _summed(parts, max(every, parts["held"]) - parts["held"])

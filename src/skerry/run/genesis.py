@@ -99,5 +99,5 @@ def begin(
         files=tuple(files),
         digests=tuple(digests),
     )
-    store.commit([msgspec.msgpack.encode(fact)])
+    store.commit([msgspec.msgpack.encode(fact)], files)
     return fact

@@ -57,7 +57,7 @@ def _remade(store: Store, state: RunState, damage: Damage) -> bool:
 
 
 def _commit(store: Store, facts: Sequence[Restored | SteppedBack]) -> None:
-    store.commit([msgspec.msgpack.encode(fact) for fact in facts])
+    store.commit([msgspec.msgpack.encode(fact) for fact in facts], [fact.file for fact in facts])
     for fact in facts:
         log.warning("fragment %d version %d: %s", fact.fragment, fact.version, _how(fact))
 

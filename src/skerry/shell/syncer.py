@@ -1,4 +1,4 @@
-"""The syncer process: a server, a node, one loop, and a status file for whoever looks. It imports no torch."""
+"""The syncer process: a server, a node, its workers, one loop, and a status file for whoever looks. No torch here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from skerry.core.events import Interrupted
 from skerry.core.vocabulary import Ending
 from skerry.node import telemetry
 from skerry.node.peers import Learners
-from skerry.node.syncer import SyncerNode
+from skerry.node.syncer import SyncerNode, Work
 from skerry.node.turns import LINE_MAX, SyncerDriver
+from skerry.shell.workers import Workers
 from skerry.store.store import Store
 from skerry.wire.tcp import Server
 from skerry.wire.transport import WireEvent
 
 TICK_S = 0.02
+BUSY_POLL_S = 0.002  # while the inbox is left to fill
 STATUS_S = 0.5
 FAREWELL_S = 3.0  # for learners to take in the last message before this process ends
 
@@ -34,17 +36,18 @@ class SyncerShell:
     """Runs a SyncerNode against the real clock, real sockets and a real disk."""
 
     def __init__(self, store: Store, host: str, port: int, token: bytes | None) -> None:
-        self.inbox: queue.Queue[WireEvent] = queue.Queue(LINE_MAX)
+        self.inbox: queue.Queue[WireEvent | None] = queue.Queue(LINE_MAX)
         self.root = store.root
         self.learners = Learners()
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic())
+        self.workers = self.node.pool = Workers[Work](self.node.config.merge.threads, self._wake)
         self.driver = SyncerDriver(self.node, self.learners, time.monotonic)
         wire = self.node.config.wire
         self.server = self.learners.endpoint = Server(
             host,
             port,
             token,
-            self.inbox,
+            self.inbox,  # type: ignore[arg-type]
             self.learners.payload_bytes,
             heartbeat_s=wire.heartbeat_s,
             timeout_s=wire.timeout_s,
@@ -52,6 +55,15 @@ class SyncerShell:
 
     def run(self, keep_going: Callable[[], bool]) -> Ending:
         """Serve until the run is closed or `keep_going` says no; the reason it ended."""
+        try:
+            self._serve(keep_going)
+            self._farewell()
+        finally:
+            self.workers.close()
+        assert self.node.finished is not None
+        return self.node.finished
+
+    def _serve(self, keep_going: Callable[[], bool]) -> None:
         status_at = 0.0
         while not self.node.finished:
             if not keep_going():
@@ -62,20 +74,28 @@ class SyncerShell:
             if time.monotonic() - status_at > STATUS_S:
                 status_at = time.monotonic()
                 self.write_status()
-        self._farewell()
-        assert self.node.finished is not None
-        return self.node.finished
 
     def _turn(self) -> None:
-        """Put what has come in line, after waiting a tick at most if there was nothing, and take a turn."""
+        """Put what has come in line, after waiting a tick at most if there was nothing, and take a turn.
+
+        While too many contributions wait to be looked at nothing is taken in: the inbox fills, and reading pauses.
+        """
+        if not self.node.has_room:
+            time.sleep(BUSY_POLL_S)
         wait_s = 0.0 if len(self.driver) else TICK_S
         with contextlib.suppress(queue.Empty):
             for _ in range(LINE_MAX):
                 if self.driver.is_full:
                     break
-                self.driver.offer(self.inbox.get(timeout=wait_s))
+                event = self.inbox.get(timeout=wait_s)
+                if event is not None:  # else a worker's word that something has ended, which a turn takes in
+                    self.driver.offer(event)
                 wait_s = 0.0
         self.driver.turn()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(queue.Full):  # it is awake then
+            self.inbox.put_nowait(None)
 
     def _farewell(self) -> None:
         """Learners that were told the run is done report a last time and hang up; then this process may end."""

@@ -41,7 +41,8 @@ class DiskFiles:
     """A directory on disk, held by descriptor: renaming it while we run does no harm.
 
     The descriptor that wrote a file stays open until the file is synced and renamed. Linux reports a failed
-    write-back to the descriptors that were open then; one opened later may hear nothing of it.
+    write-back to the descriptors that were open then; one opened later may hear nothing of it. Threads may write files
+    of different names side by side.
     """
 
     def __init__(self, root: Path, *, create: bool = True) -> None:
@@ -50,6 +51,7 @@ class DiskFiles:
             _make_root(root)
         self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open_fds: dict[str, int] = {}
+        self._appended = ""  # the one file that is kept open to be appended to
         self._lock_fd: int | None = None
 
     def __repr__(self) -> str:
@@ -137,11 +139,11 @@ class DiskFiles:
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._root_fd)
 
     def _kept(self, name: str) -> int:
-        """The descriptor that wrote this file, or one that is kept from now on in place of all others."""
+        """The descriptor that wrote this file, or one that is kept from now on in place of the last such."""
         if name not in self._open_fds:
-            for other in list(self._open_fds):
-                self._forget(other)
+            self._forget(self._appended)
             self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_APPEND)
+            self._appended = name
         return self._open_fds[name]
 
     def _forget(self, name: str) -> None:

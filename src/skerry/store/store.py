@@ -2,19 +2,24 @@
 
     put: write temporary, fsync, rename to the digest      commit: fsync directory, append records, fsync tape
 
-Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files put
-before it are durable; the first error while writing stops the store for good, because after a failed fsync
-nobody knows what is on the disk, and asking again proves nothing. One thread. The store does not know what
-records say, so it is told which files to keep. It stamps each commit with the time of the clock it was handed.
+Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files it was
+committed with are durable; the first error while writing stops the store for good, because after a failed fsync
+nobody knows what is on the disk, and asking again proves nothing. One thread, but `put` may be called from several at
+once. So a commit names its files: another may have been put meanwhile, whose record is yet to come. The store does
+not know what records say, so it is also told which files to keep. It stamps each commit with the time of the clock it
+was handed.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import re
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
 FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept for good
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_OURS = re.compile(r"([0-9a-f]{64})(\.[0-9]+)?(\.tmp)?")  # a file, or what a put that crashed has left
 
 log = logging.getLogger("skerry.store")
 
@@ -42,8 +48,10 @@ class Store:
         self._clock = clock
         self._readonly = readonly
         self._stopped = ""  # why, once it has
-        self._uncommitted: set[str] = set()  # put since the last commit
-        self._durable: set[str] = set()  # put and committed by this process
+        self._lock = threading.Lock()  # of the two below; held for a moment, never while a file is written
+        self._written: set[str] = set()  # by this process, whole and under their names
+        self._uncommitted: Counter[str] = Counter()  # how often each was put, or is being, and no commit has named it
+        self._put_numbers = itertools.count()
         self.tape, self.records = Tape.open(files, readonly=readonly)
         if self.left_out and not readonly:
             log.warning("%s", self.left_out)
@@ -98,27 +106,36 @@ class Store:
         return f"{where} were cut off: a commit torn by a crash, or damaged; {kept}"
 
     def put(self, parts: Sequence[Buffer], folder: str = FILES) -> str:
-        """Keep a file whose contents are `parts` joined; it lasts once a commit has followed."""
+        """Keep a file whose contents are `parts` joined; it lasts once a commit has named it. From any thread."""
         self._check_open()
         digest = _digest(parts)
         name = f"{folder}/{digest}"
         with self._writing("put"):
-            # A file merely seen in the directory may exist in the cache alone (a failed sync before a
-            # restart), so only what this process wrote is taken as written.
-            if name not in self._durable and name not in self._uncommitted:
-                self._files.write(f"{name}.tmp", parts)
-                self._files.sync(f"{name}.tmp")
-                self._files.rename(f"{name}.tmp", name)
-            self._uncommitted.add(name)
+            with self._lock:
+                self._uncommitted[name] += 1
+                # A file merely seen in the directory may exist in the cache alone (a failed sync before a
+                # restart), so only what this process wrote is taken as written.
+                is_written = name in self._written
+            if not is_written:
+                self._write(name, parts)
         return digest
 
-    def commit(self, records: Sequence[bytes]) -> None:
-        """Append the records, all or none; on return they and every file put so far are durable."""
+    def _write(self, name: str, parts: Sequence[Buffer]) -> None:
+        temporary = f"{name}.{next(self._put_numbers)}.tmp"  # two threads may put the same contents
+        self._files.write(temporary, parts)
+        self._files.sync(temporary)
+        self._files.rename(temporary, name)
+        with self._lock:
+            self._written.add(name)
+
+    def commit(self, records: Sequence[bytes], files: Iterable[str] = ()) -> None:
+        """Append the records, all or none; on return they are durable, and so are `files`, put for them before."""
+        names = [self._put_as(digest) for digest in files]
         with self._writing("commit"):
-            self._sync_names()
+            self._sync_names(names)
             self.tape.append(records, self._clock())
-            self._durable |= self._uncommitted
-            self._uncommitted.clear()
+            with self._lock:
+                self._uncommitted -= Counter(names)  # keeps what is left above zero
 
     def get(self, digest: str, folder: str = FILES) -> bytes:
         """The contents of a file, checked against its name."""
@@ -139,19 +156,22 @@ class Store:
     def rotate(self, fold: bytes) -> None:
         """Begin a new segment with `fold`, the state of everything committed."""
         with self._writing("rotate"):
-            self._sync_names()
             self.tape.rotate(fold, self._clock())
 
     def collect(self, keep: Collection[str]) -> int:
         """Remove files not in `keep` and leftovers of crashed puts, sparing what awaits its commit."""
-        keep = self._uncommitted.union(f"{FILES}/{digest}" for digest in keep)
         with self._writing("collect"):
-            ours = [f"{FILES}/{name}" for name in self._files.names(FILES) if _is_ours(name)]
-            names = [name for name in ours if name not in keep]
-            for name in names:
-                self._durable.discard(name)
-                self._files.remove(name)
-        return len(names)
+            ours = [(found[1], name) for name in self._files.names(FILES) if (found := _OURS.fullmatch(name))]
+            return sum(self._remove(digest, name) for digest, name in ours if digest not in keep)
+
+    def _remove(self, digest: str, name: str) -> bool:
+        """Whether it was; under the lock, for a put of the same contents relies on what is written already."""
+        with self._lock:
+            if f"{FILES}/{digest}" in self._uncommitted:
+                return False
+            self._written.discard(f"{FILES}/{name}")
+            self._files.remove(f"{FILES}/{name}")
+        return True
 
     def history(self) -> Iterator[Record]:
         """Every record ever committed, folds among them, with the whole chain verified."""
@@ -173,9 +193,15 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _sync_names(self) -> None:
+    def _put_as(self, digest: str) -> str:
+        """The name of a file that was put and that no commit has named."""
+        names = [f"{folder}/{digest}" for folder in (FILES, RECORD)]
+        with self._lock:
+            return next(name for name in names if name in self._uncommitted)
+
+    def _sync_names(self, names: Collection[str]) -> None:
         for folder in (FILES, RECORD):
-            if any(name.startswith(folder) for name in self._uncommitted):
+            if any(name.startswith(folder) for name in names):
                 self._files.sync_dir(folder)
 
     def _check_open(self) -> None:
@@ -221,10 +247,6 @@ def _digest(parts: Sequence[Buffer]) -> str:
     for part in parts:
         hash.update(flat(part))
     return hash.hexdigest()
-
-
-def _is_ours(name: str) -> bool:
-    return _DIGEST.fullmatch(name.removesuffix(".tmp")) is not None
 
 
 def _explain(root: Path, doing: str, error: OSError) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from skerry.errors import StoreInUse
 from skerry.proof.chaos.plan import Fault
+from skerry.proof.sim import scenario
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.learner import LearnerProcess
 from skerry.proof.sim.oracle import need
@@ -108,6 +109,11 @@ class Faults:
                 world.syncer_died(syncer)
             case "crash at write" | "disk":
                 self._disk_fate = kind
+            case scenario.INTERRUPT if syncer is not None:
+                if random.random() < 0.5:
+                    syncer.interrupt()
+                else:
+                    syncer.is_to_end = True
             case "freeze" if syncer is not None:
                 syncer.paused_until = world.now + random.choice([1.0, 8.0])
             case "second syncer" if syncer is not None:
@@ -121,7 +127,7 @@ class Faults:
                 syncer.clock_ahead_s += random.choice([5.0, DAY_S])
                 world.saw["clock jump"] += 1
             case _:
-                return kind in ("crash", "power", "freeze", "second syncer")
+                return kind in ("crash", "power", "freeze", "second syncer", scenario.INTERRUPT)
         return True
 
     def _strike_learner(self, kind: str, process: LearnerProcess) -> None:

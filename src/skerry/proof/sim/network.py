@@ -147,7 +147,7 @@ class SimEndpoint:
     def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
         end = self.ends.get(peer)
         if end is not None and end.up:
-            self.world.oracle.check_leaving(message)
+            self.world.oracle.check_leaving(message, payload)
             end.link.carry(end, message, payload, tag)
 
     def drop(self, peer: int, reason: str) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, Discarded, Fact, LifeStarted, Result, Row
 from skerry.core.ledger import MERGED
-from skerry.core.messages import FULL, Message, Publication, Welcome
+from skerry.core.messages import FULL, Done, Message, Publication, Welcome
 from skerry.core.state import RunState, decode_fact
 from skerry.core.vocabulary import GivenUp
+from skerry.node.algebra import Payload
 from skerry.node.learner import Outstanding
 from skerry.proof.sim.algebra import SPOILED, unpack
 from skerry.store.store import Store
@@ -125,18 +126,28 @@ class Oracle:
 
     # ------------------------------------------------------------------------------------------ the wire
 
-    def check_leaving(self, message: Message) -> None:
-        """No version and no life leaves before it is on the disk."""
-        if isinstance(message, Welcome):
-            newest = self.newest.get(message.learner, 0)
-            need(message.life <= newest, "I4 acked is durable", f"{message.learner} is welcomed in life {message.life}")
-        elif isinstance(message, Publication):
-            self._check_publication(message)
+    def check_leaving(self, message: Message, payload: Payload | None) -> None:
+        """What a message of the syncer speaks of is durable when it leaves: it may arrive, whatever comes then."""
+        match message:
+            case Welcome():
+                is_known = self.newest.get(message.learner, 0) >= message.life
+                need(
+                    is_known, "I13 fencing", f"life {message.life} of {message.learner} leaves before it is on the disk"
+                )
+            case Publication():
+                self._check_publication(message, payload)
+            case Done():
+                is_closed = self.audit.state is not None and self.audit.state.phase == "closed"
+                need(is_closed, "I4 acked is durable", "the end is told before it is on the disk")
 
-    def _check_publication(self, message: Publication) -> None:
+    def _check_publication(self, message: Publication, payload: Payload) -> None:
         p, version = message.fragment, message.version
         need(version <= self.versions[p], "I4 acked is durable", f"{p}.{version} leaves before it is on the disk")
         need(self.published[p, version] == message.digest, "I3 one line of versions", f"{p}.{version} has two digests")
+        if message.base_version == FULL:
+            algebra = self.world.algebra
+            is_it = algebra.digest(algebra.decode(payload)) == message.digest
+            need(is_it, "I3 one line of versions", f"{p}.{version} leaves with the values of another version")
 
     # ------------------------------------------------------------------------------------------ the syncer
 

@@ -35,9 +35,11 @@ KINDS = (
     "spoil",  # a learner's parameters become NaN
     "leave",  # a learner goes, with a word
 )
+INTERRUPT = "interrupt"  # the operator ends the syncer's process in order, and starts it again
 CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 INT2_SHARE = 0.2  # of the seeds, each way
 TURNS_S = (0.0, 0.02, 0.1, 0.5)
+LATE_SHARE = 0.35  # of the seeds: merges and inspections take time, and overtake each other
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
@@ -54,6 +56,7 @@ class Scenario:
     fault_s: float
     turn_s: float = 0.0  # for so long at most the syncer lets events wait for each other
     gone: str = ""  # a learner that does not come back when everything else does
+    work_s: float = 0.0  # what a merge or an inspection takes, on average; 0: it is carried out at once
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -71,6 +74,7 @@ def draw(seed: int) -> Scenario:
     # What follows is drawn apart, so that a known seed draws everything else as it did.
     adopt = random.Random(f"adopt {seed}").choice(ADOPT)
     config = replace(config, learner=replace(config.learner, adopt=adopt), wire=_some_int2(config.wire, seed))
+    work_s, interrupts = _late_work(seed)
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,
@@ -79,12 +83,21 @@ def draw(seed: int) -> Scenario:
         bulk_s=r.choice([0.02, 0.2, 1.0]),
         loss=r.choice([0.0, 0.0, 0.05, 0.3]),
         duplicates=r.choice([0.0, 0.2]),
-        kinds=kinds,
+        kinds=kinds + interrupts if kinds else kinds,
         fault_every_s=r.choice([0.5, 1.0, 2.0]),
         fault_s=fault_s if kinds else 0.0,
         turn_s=random.Random(f"turn {seed}").choice(TURNS_S),
         gone=r.choice(names) if may_go and r.random() < 0.1 else "",
+        work_s=work_s,
     )
+
+
+def _late_work(seed: int) -> tuple[float, tuple[str, ...]]:
+    """How long work takes, and whether it is also interrupted."""
+    r = random.Random(f"work {seed}")
+    if r.random() >= LATE_SHARE:
+        return 0.0, ()
+    return r.choice([0.03, 0.2, 0.6]), (INTERRUPT,) * r.choice([0, 2])
 
 
 def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs.Config:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skerry.core.events import Arrived, Merge, Started, SyncerEvent, Ticked
+from skerry.core.events import Arrived, Interrupted, Merge, Started, SyncerEvent, Ticked
 from skerry.core.messages import Contribution
 from skerry.core.vocabulary import Refusal
 from skerry.errors import StoreError
 from skerry.node.peers import Learners
-from skerry.node.syncer import SyncerNode
+from skerry.node.syncer import SyncerNode, Version, Work
 from skerry.node.turns import SyncerDriver
+from skerry.node.work import AtOnce, Pool
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.network import SimEndpoint
 from skerry.store.files import FileSystem
@@ -24,8 +25,62 @@ if TYPE_CHECKING:
     from skerry.proof.sim.world import World
 
 TICK_S = 0.3
+WORK_S_MAX = 2.0
+WAKE_S = 0.1  # after which the deciding thread looks, unless something else has woken it
 ROOT = Path("/run")
 COMMITS_PER_COLLECT = 4  # a simulated run is short
+
+
+class LateWork:
+    """A pool in virtual time: a piece of work is carried out after a while, and has ended after another.
+
+    In between its file is on the disk, and nobody knows. Those submitted later may overtake it.
+    """
+
+    def __init__(self, syncer: SyncerProcess) -> None:
+        self.syncer, self.world = syncer, syncer.world
+        self._ended: list[Work] = []
+        self._failure: StoreError | None = None
+        self._submitted = 0
+        self._newest = 0  # of those that have ended
+
+    def submit(self, work: Callable[[], Work]) -> None:
+        self._submitted += 1
+        number = self._submitted
+        self._later(lambda: self._carry_out(number, work))
+
+    def ended(self) -> list[Work]:
+        if self._failure is not None:
+            raise self._failure
+        taken, self._ended = self._ended, []
+        self.world.saw["merges committed together"] += sum(isinstance(one, Version) for one in taken) > 1
+        return taken
+
+    def _carry_out(self, number: int, work: Callable[[], Work]) -> None:
+        self.world.saw["work overtaken by later work"] += number < self._newest
+        self._newest = max(self._newest, number)
+        try:
+            ended = work()
+        except StoreError as error:
+            self._failure = error
+        else:
+            self._later(lambda: self._end(ended))
+
+    def _end(self, ended: Work) -> None:
+        self._ended.append(ended)
+        self.world.at(WAKE_S, lambda: self._awake(self.syncer.finish))
+
+    def _later(self, call: Callable[[], object]) -> None:
+        wait_s = self.world.work_random.expovariate(1 / self.world.scenario.work_s)
+        self.world.at(min(wait_s, WORK_S_MAX), lambda: self._awake(call))
+
+    def _awake(self, call: Callable[[], object]) -> None:
+        """A process that stands still, stands still with all its threads."""
+        asleep_s = self.syncer.paused_until - self.world.now
+        if asleep_s > 0:
+            self.world.at(asleep_s, lambda: self._awake(call))
+        else:
+            self.syncer.guarded(call)
 
 
 class SyncerProcess:
@@ -39,20 +94,22 @@ class SyncerProcess:
         self.session = Session(world.disk)
         self.learners = Learners()
         self.is_serving = False
+        self.is_to_end = False  # as soon as it merges: the operator has a bad hand
         self.store: Store
         self.node: SyncerNode
         self.driver: SyncerDriver
         self._refused: dict[Refusal, int] = {}  # contributions so far, by reason
+        self._merging: dict[int, Sequence[Contribution]] = {}  # fragment -> what its last merge is of
 
     def start(self) -> None:
         """Open the directory and serve; anything may go wrong on the way, and then the process is gone."""
-        self._guarded(self._start)
+        self.guarded(self._start)
 
     def _start(self) -> None:
         self.store = Store.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
         self.world.oracle.recovered(self.store)
         self.node = self.learners.node = SyncerNode(
-            self.store, self.learners, self.clock(), self.world.algebra, observer=self
+            self.store, self.learners, self.clock(), self.world.algebra, self, self._pool()
         )
         self.driver = SyncerDriver(self.node, self.learners, self.clock)
         self.node.commits_per_collect = COMMITS_PER_COLLECT
@@ -60,6 +117,9 @@ class SyncerProcess:
         self.world.oracle.began(self)
         self.is_serving = True
         self.world.at(TICK_S, self.tick)
+
+    def _pool(self) -> Pool[Work]:
+        return LateWork(self) if self.world.scenario.work_s else AtOnce()
 
     def clock(self) -> float:
         return self.world.now + self.clock_ahead_s
@@ -69,14 +129,19 @@ class SyncerProcess:
         if not self.is_serving:
             return
         if self.world.now >= self.paused_until:
-            self._guarded(self.driver.turn)
-            self._guarded(self.tidy)
+            self.guarded(self.driver.turn)
+            self.guarded(self.tidy)
         self.world.at(TICK_S, self.tick)
 
     def tidy(self) -> None:
         before = self.store.tape.number
         self.node.tidy()
         self.world.saw["tape rotated"] += self.store.tape.number > before
+
+    def finish(self) -> None:
+        """Word from a worker that something has ended, which a turn takes in."""
+        if self.is_serving:
+            self.driver.turn()
 
     def take(self, event: WireEvent) -> None:
         """It waits in line until the next turn, which is soon or, in some worlds, at once."""
@@ -93,7 +158,7 @@ class SyncerProcess:
             self.world.at(asleep_s, self._turn)
             return
         self.world.saw["several events in one turn"] += len(self.driver) > 1
-        self._guarded(self.driver.turn)
+        self.guarded(self.driver.turn)
 
     # ------------------------------------------------------------------------------------------ what its node says
 
@@ -114,13 +179,18 @@ class SyncerProcess:
 
     def _look_at(self, c: Contribution) -> None:
         """Held although its round went by and none is open: it was late, and waits for the next."""
-        machine = self.node.machine
-        is_held = machine.held[c.fragment].get(c.learner) == c
-        went_by = c.base_version < machine.state.fragments[c.fragment].version
-        is_late = is_held and went_by and c.fragment not in machine.rounds.open
+        machine, p = self.node.machine, c.fragment
+        is_held = machine.held[p].get(c.learner) == c
+        went_by = c.base_version < machine.state.fragments[p].version
+        is_merging = p in machine.rounds.merging
+        is_late = is_held and went_by and p not in machine.rounds.open and not is_merging
         self.world.saw["late contribution carried over"] += is_late
+        self.world.saw["held while its fragment merged"] += is_held and is_merging and c not in self._merging[p]
 
-    def merging(self, order: Merge) -> None: ...
+    def merging(self, order: Merge) -> None:
+        self._merging[order.decision.fragment] = order.contributions
+        if self.is_to_end and self.world.faults.is_on:
+            self.world.at(0.0, self.interrupt)
 
     def committing(self, records: Sequence[bytes]) -> None:
         self.world.oracle.trying = list(records)
@@ -130,7 +200,20 @@ class SyncerProcess:
 
     # ------------------------------------------------------------------------------------------ its end
 
-    def _guarded(self, call: Callable[[], Any]) -> None:
+    def interrupt(self) -> None:
+        """The operator wants it to end, whatever is under way."""
+        if not self.is_serving or self.node.finished or self.world.now < self.paused_until:
+            return
+        self.guarded(lambda: self.node.handle(Interrupted(), self.clock()))
+        if not self.is_dead:
+            self.world.saw["interrupted while merging"] += self.is_merging
+            self.world.syncer_left(self)
+
+    @property
+    def is_merging(self) -> bool:
+        return self.is_serving and bool(self.node.machine.rounds.merging)
+
+    def guarded(self, call: Callable[[], Any]) -> None:
         if self.is_dead:
             return
         try:

@@ -56,6 +56,7 @@ class World(Timeline):
         self.scenario = scenario or draw(seed)
         self.random = random.Random(f"world {seed}")
         self.turn_random = random.Random(f"turns {seed}")
+        self.work_random = random.Random(f"work of {seed}")  # apart, so that known seeds keep their course
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
         self.layout = layout_for(self.scenario.config.sync.num_fragments)
@@ -155,11 +156,16 @@ class World(Timeline):
 
     def syncer_died(self, syncer: SyncerProcess, away_s: float | None = None) -> None:
         """Its process is gone; what it had not synced is in the page cache, unless the power went too."""
-        syncer.is_dead, syncer.is_serving = True, False
-        syncer.session.close()
         self.saw["syncer crash"] += 1
+        self.saw["syncer crash while merging"] += syncer.is_merging
         if self.cuts_power or ("crash at write" in self.scenario.kinds and self.random.random() < 0.5):
             self.cut_power()
+        self.syncer_left(syncer, away_s)
+
+    def syncer_left(self, syncer: SyncerProcess, away_s: float | None = None) -> None:
+        """Its process has ended, and another takes over before long."""
+        syncer.is_dead, syncer.is_serving = True, False
+        syncer.session.close()
         for link in self.links:
             link.cut()
         if self.syncer is syncer:

@@ -1,0 +1,64 @@
+"""The threads that do the slow work: side by side, in any order, and what fails there fails on the deciding thread."""
+
+import threading
+
+import pytest
+
+from skerry.errors import StoreError
+from skerry.shell.workers import Workers
+
+WAIT_S = 30.0
+
+
+class Hands:
+    """Workers, and a way to wait for word from them."""
+
+    def __init__(self, count):
+        self.words = threading.Semaphore(0)
+        self.workers = Workers(count, self.words.release)
+
+    def wait(self, count=1):
+        for _ in range(count):
+            assert self.words.acquire(timeout=WAIT_S)
+
+
+def test_pieces_run_side_by_side_and_end_in_any_order():
+    hands, gate = Hands(2), threading.Event()
+    hands.workers.submit(lambda: gate.wait(WAIT_S) and "first")
+    hands.workers.submit(lambda: "second")
+    hands.wait()
+    assert hands.workers.ended() == ["second"] and hands.workers.ended() == []
+    gate.set()
+    hands.wait()
+    assert hands.workers.ended() == ["first"]
+    hands.workers.close()
+
+
+def test_what_fails_is_raised_where_it_is_taken_in():
+    def fail():
+        raise StoreError("the disk is full")
+
+    hands = Hands(1)
+    hands.workers.submit(fail)
+    hands.wait()
+    with pytest.raises(StoreError, match="the disk is full"):
+        hands.workers.ended()
+    hands.workers.close()
+
+
+def test_closing_drops_what_has_not_begun_and_waits_for_what_has():
+    hands, begun, gate, done = Hands(1), threading.Event(), threading.Event(), []
+
+    def slow():
+        begun.set()
+        gate.wait(WAIT_S)
+        done.append("slow")
+
+    hands.workers.submit(slow)
+    hands.workers.submit(lambda: done.append("never begun"))
+    assert begun.wait(WAIT_S)
+    closing = threading.Thread(target=hands.workers.close)
+    closing.start()
+    gate.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive() and done == ["slow"]
