@@ -25,7 +25,7 @@ import msgspec
 from skerry import __version__
 from skerry import config as configs
 from skerry.errors import Refusal, SkerryError
-from skerry.text import near
+from skerry.text import Kind, near
 
 VERBS = {
     "demo": "train on four local learners, kill one, kill the syncer, and show what happens",
@@ -197,6 +197,18 @@ def whole(text: str) -> int:
 
 
 whole.__name__ = "whole number"  # what argparse calls it when it is not one
+
+
+def typed(kind: Kind) -> Callable[[str], float]:
+    """As an argparse type, whose complaint says why."""
+
+    def read(text: str) -> float:
+        try:
+            return kind.value(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def print_json(record: object) -> None:

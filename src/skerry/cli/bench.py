@@ -91,12 +91,12 @@ def _syncer(words: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("--learners", type=_whole(LEARNERS), metavar="M", help="how many (default 8)")
-    add("--step-s", type=_typed(STEP_S), metavar="S", help="seconds a step of each takes (default 0.07)")
+    add("--step-s", type=cli.typed(STEP_S), metavar="S", help="seconds a step of each takes (default 0.07)")
     add("--rows", type=_rows, metavar="MxR,…", help="several loads instead, as learners x steps/s: 64x5,64x10,384x1")
     add("--every", type=_whole(EVERY), default=24, metavar="H", help="steps between two syncs of a fragment (24)")
     add("--params", type=_whole(PARAMS), default=1_300_000, metavar="N", help="of the model (default 1.3M)")
     add("--fragments", type=_whole(FRAGMENTS), default=24, metavar="P", help="that they are spread over (24)")
-    add("--seconds", type=_typed(SECONDS), default=20.0, metavar="S", help="measured, after the first H steps (20)")
+    add("--seconds", type=cli.typed(SECONDS), default=20.0, metavar="S", help="measured, after the first H steps (20)")
     add("--cores", type=_whole(CORES), default=0, metavar="C", help="for the syncer alone (0: all share all)")
     add("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
@@ -116,22 +116,10 @@ def _syncer(words: Sequence[str]) -> int:
 
 def _whole(kind: Kind) -> Callable[[str], int]:
     def read(text: str) -> int:
-        value = _typed(kind)(text)
+        value = cli.typed(kind)(text)
         if not value.is_integer():
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
         return int(value)
-
-    return read
-
-
-def _typed(kind: Kind) -> Callable[[str], float]:
-    """As an argparse type, whose complaint says why."""
-
-    def read(text: str) -> float:
-        try:
-            return kind.value(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
 
@@ -143,7 +131,7 @@ def _rows(text: str) -> list[tuple[int, float]]:
         learners, times, steps_per_s = row.partition("x")
         if not times:
             raise argparse.ArgumentTypeError(f"{row!r} is not learners x steps/s, like 64x5")
-        rows.append((_whole(LEARNERS)(learners), 1 / _typed(STEPS_PER_S)(steps_per_s)))
+        rows.append((_whole(LEARNERS)(learners), 1 / cli.typed(STEPS_PER_S)(steps_per_s)))
     return rows
 
 

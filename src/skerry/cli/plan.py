@@ -54,18 +54,6 @@ def _whole(text: str) -> int:
         raise ValueError(f"{text!r} is not a whole number") from None
 
 
-def _typed(kind: Kind) -> Callable[[str], float]:
-    """As an argparse type, whose complaint says why."""
-
-    def read(text: str) -> float:
-        try:
-            return kind.value(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
-
-
 PARAMS = Kind(units.count, 1, 1e15)
 STEP_S = Kind(units.seconds, 1e-6, 86400, "1e-6 s to 1d")
 LINK = Kind(units.bits_per_s, 1e3, 1e14, "1kbit to 100Tbit")
@@ -82,20 +70,20 @@ def _bandwidth(words: Sequence[str]) -> int:
         description="Gbit/s each site needs, data-parallel and with Skerry, or the utilisation a link gives.",
         epilog="Any key of the configuration is an option: --sync.sync_every 48",
     )
-    p.add_argument("--params", type=_typed(PARAMS), metavar="N", help="of the model: 5e9, 5B, 300M")
-    p.add_argument("--step-s", type=_typed(STEP_S), metavar="T", help="a step's arithmetic: 1, 500ms")
-    p.add_argument("--sites", type=_typed(Kind(_whole, 2, SITES_MAX)), metavar="N", help="(default: one a learner)")
+    p.add_argument("--params", type=cli.typed(PARAMS), metavar="N", help="of the model: 5e9, 5B, 300M")
+    p.add_argument("--step-s", type=cli.typed(STEP_S), metavar="T", help="a step's arithmetic: 1, 500ms")
+    p.add_argument("--sites", type=cli.typed(Kind(_whole, 2, SITES_MAX)), metavar="N", help="(default: one a learner)")
     p.add_argument(
         "--learners",
-        type=_typed(Kind(_whole, 2, 4096)),
+        type=cli.typed(Kind(_whole, 2, 4096)),
         metavar="M",
         help=f"spread over the sites (default {LEARNERS})",
     )
     p.add_argument("--codec", choices=CODECS, help="both ways (default int4); else --wire.codec_up, --wire.codec_down")
     p.add_argument(
-        "--utilisation", type=_typed(SHARE), metavar="U", help=f"share of time in steps (default {UTILISATION})"
+        "--utilisation", type=cli.typed(SHARE), metavar="U", help=f"share of time in steps (default {UTILISATION})"
     )
-    p.add_argument("--link", type=_typed(LINK), metavar="RATE", help="of a site: 200Mbit, 5Gbit")
+    p.add_argument("--link", type=cli.typed(LINK), metavar="RATE", help="of a site: 200Mbit, 5Gbit")
     p.add_argument("--paper", action="store_true", help="recompute the paper's Table 13 instead")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
