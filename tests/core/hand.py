@@ -34,7 +34,7 @@ from skerry.core.events import (
     Told,
 )
 from skerry.core.facts import RULES, Committed, EpochStarted, Result, RunCreated
-from skerry.core.learner import LearnerMachine, Traffic
+from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import decode_fact, fold
 from skerry.core.syncer import SyncerMachine
@@ -235,7 +235,7 @@ class Bench:
 
     @property
     def report(self) -> Report:
-        return self.machine.report(Traffic(0, 0, 0, 0.0))
+        return self.machine.report(Traffic(0, 0, 0, 0.0), Labour())
 
     def contribute(self, p: int) -> Contribute:
         self.pull(p)

@@ -176,7 +176,7 @@ class Pair:
 
     def _open(self):
         self.store = Store.open(self.root, clock=lambda: self.now)
-        self.syncer = SyncerNode(self.store, self, self.now)
+        self.syncer = SyncerNode(self.store, self, lambda: self.now)
 
     def __enter__(self):
         return self

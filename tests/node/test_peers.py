@@ -49,7 +49,7 @@ class House:
             self.layout, self.fragments = pair.layout, pair.fragments
         self.store = Store.open(root)
         self.learners = Learners()
-        self.node = self.learners.node = SyncerNode(self.store, self.learners, 0.0)
+        self.node = self.learners.node = SyncerNode(self.store, self.learners, lambda: 0.0)
         self.inbox = queue.Queue()
         self.endpoint = MemoryEndpoint(self.inbox, syncer_dialect(self.learners.payload_bytes))
         self.learners.endpoint = self.endpoint

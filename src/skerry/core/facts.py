@@ -126,11 +126,23 @@ class Result(Struct, frozen=True):
     payloads: str = ""  # file with their bytes, one after the other, where the run records them
 
 
+class Took(Struct, frozen=True, array_like=True):
+    """Seconds that a merge took until it was durable, by what for; measured, and nothing is decided by them."""
+
+    inspect_s: float  # looking through its contributions, before it was ordered
+    wait_s: float  # from the order until a worker was free
+    merge_s: float  # sum, outer step, published delta
+    put_s: float  # its file: hash, write, sync
+    taken_s: float = 0.0  # from its end until the deciding thread took it in
+    commit_s: float = 0.0  # of the last commit before its own, whose end is not known when this is written
+
+
 class Committed(Struct, frozen=True, tag=True):
     """The version that was decided on exists."""
 
     decision: Decision
     result: Result
+    took: Took | None = None
 
 
 class SteppedBack(Struct, frozen=True, tag=True):
@@ -178,7 +190,7 @@ class Witnessed(Struct, frozen=True, tag=True):
 
 
 class Sample(Struct, frozen=True, array_like=True):
-    """One life over a few seconds: how long its steps took, and what its payloads took on the way."""
+    """One life over a few seconds: how long its steps took, its payloads on the way, and its node thread for them."""
 
     learner: str
     life: int
@@ -189,6 +201,10 @@ class Sample(Struct, frozen=True, array_like=True):
     up_s: float  # from a payload's first byte here to its last
     down_bytes: int
     down_s: float  # likewise, at the learner
+    encoded: int = 0  # parameters that it encoded for its contributions,
+    encode_s: float = 0.0  # and the seconds from the snapshots until they could leave
+    adopted: int = 0  # parameters of versions that it decoded, checked and prepared,
+    adopt_s: float = 0.0  # and the seconds that took
 
 
 class Sampled(Struct, frozen=True, tag=True):

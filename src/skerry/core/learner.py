@@ -78,6 +78,15 @@ class Traffic(NamedTuple):
     payload_s: float  # and the seconds from their first bytes to their last
 
 
+class Labour(NamedTuple):
+    """What a learner's node thread has done in this life, in parameters, and the seconds it took for them."""
+
+    encoded: int = 0
+    encode_s: float = 0.0
+    adopted: int = 0
+    adopt_s: float = 0.0
+
+
 class LearnerMachine:
     """Decides for one learner process; a new process is a new machine and a new life."""
 
@@ -344,7 +353,7 @@ class LearnerMachine:
         self._number += 1
         self._do(SendReport())
 
-    def report(self, traffic: Traffic) -> Report:
+    def report(self, traffic: Traffic, labour: Labour) -> Report:
         return Report(
             learner=self.learner,
             life=self.life,
@@ -370,6 +379,10 @@ class LearnerMachine:
             fast_forwards=len(self.discards),
             payload_bytes=traffic.payload_bytes,
             payload_s=traffic.payload_s,
+            encoded=labour.encoded,
+            encode_s=labour.encode_s,
+            adopted=labour.adopted,
+            adopt_s=labour.adopt_s,
         )
 
     def _do(self, action: LearnerAction) -> None:

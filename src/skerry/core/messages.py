@@ -60,6 +60,10 @@ class Report(Struct, frozen=True, tag=True):
     fast_forwards: int = 0  # of this life: how often it gave its drift up
     payload_bytes: int = 0  # of publications received in this life,
     payload_s: float = 0.0  # and the seconds from their first bytes to their last
+    encoded: int = 0  # parameters that it encoded in this life,
+    encode_s: float = 0.0  # and the seconds its node thread took for that
+    adopted: int = 0  # likewise of versions that it decoded, checked and prepared
+    adopt_s: float = 0.0
 
 
 class Contribution(Struct, frozen=True, tag=True):

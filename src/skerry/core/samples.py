@@ -1,4 +1,4 @@
-"""Step times and transfers of each life since the last look, to be written to the tape now and then."""
+"""Step times, transfers and labour of each life since the last look, to be written to the tape now and then."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ STEPS_MAX = 32  # reported step times kept of one life between two looks
 
 @dataclass
 class _Window:
-    step: int
-    tokens: int
-    payload_bytes: int
-    payload_s: float
+    since: Report
     step_s: list[float] = field(default_factory=list)
     up_bytes: int = 0
     up_s: float = 0.0
@@ -66,18 +63,22 @@ class Samples:
     def _window(self, since: Report) -> _Window:
         key = (since.learner, since.life)
         if key not in self._windows:
-            self._windows[key] = _Window(since.step, since.tokens, since.payload_bytes, since.payload_s)
+            self._windows[key] = _Window(since)
         return self._windows[key]
 
     def _sample(self, key: tuple[str, int], window: _Window) -> Sample:
-        last = self._last[key]
+        last, since = self._last[key], window.since
         return Sample(
             *key,
-            last.step - window.step,
-            last.tokens - window.tokens,
+            last.step - since.step,
+            last.tokens - since.tokens,
             tuple(window.step_s),
             window.up_bytes,
             window.up_s,
-            last.payload_bytes - window.payload_bytes,
-            last.payload_s - window.payload_s,
+            last.payload_bytes - since.payload_bytes,
+            last.payload_s - since.payload_s,
+            last.encoded - since.encoded,
+            last.encode_s - since.encode_s,
+            last.adopted - since.adopted,
+            last.adopt_s - since.adopt_s,
         )

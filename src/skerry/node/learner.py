@@ -39,7 +39,7 @@ from skerry.core.events import (
     Told,
     Unusable,
 )
-from skerry.core.learner import LearnerMachine, Traffic
+from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import (
     FULL,
     PROTOCOL,
@@ -169,6 +169,7 @@ class LearnerNode:
         self._unread: set[int] = set()  # fragments with a snapshot that is no contribution yet; under the lock
         self._mailbox: deque[tuple[Boundary | Closing, Brought]] = deque()  # what the training thread did, in order
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
+        self._labour = Labour()
 
     # ------------------------------------------------------------------------------------------ training thread
 
@@ -325,12 +326,18 @@ class LearnerNode:
                 with self._lock:
                     self.work.snapshots.add(action.fragment)
             case Contribute():
-                return self._contribute(action, brought.snapshots[action.fragment])
+                began = self.clock()
+                outcome = self._contribute(action, brought.snapshots[action.fragment])
+                self._encoded(action.fragment, self.clock() - began)
+                return outcome
             case Resend():
                 self._send(self.outstanding[action.fragment])
             case Adopt():
                 assert brought.payload is not None, action
-                return self._adopt(action.publication, brought.payload, action.take_out)
+                began = self.clock()
+                outcome = self._adopt(action.publication, brought.payload, action.take_out)
+                self._adopted(action.publication.fragment, self.clock() - began)
+                return outcome
             case FastForward():
                 self._fast_forward(action)
             case Leave():
@@ -340,7 +347,15 @@ class LearnerNode:
     def _report(self) -> None:
         assert self.machine is not None
         traffic = Traffic(self.link.bytes_up, self.link.bytes_down, self._payload_bytes, self._payload_s)
-        self.link.send(self.machine.report(traffic))
+        self.link.send(self.machine.report(traffic, self._labour))
+
+    def _encoded(self, p: int, took_s: float) -> None:
+        done = self._labour
+        self._labour = done._replace(encoded=done.encoded + self.fragments[p].size, encode_s=done.encode_s + took_s)
+
+    def _adopted(self, p: int, took_s: float) -> None:
+        done = self._labour
+        self._labour = done._replace(adopted=done.adopted + self.fragments[p].size, adopt_s=done.adopt_s + took_s)
 
     def _contribute(self, order: Contribute, snapshot: Taking) -> LearnerEvent | None:
         """Encode u = drift + residual and send it; keep what settling it will take out of θ."""

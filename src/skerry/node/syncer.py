@@ -15,7 +15,7 @@ settled, and answer with it again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -39,7 +39,7 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Committed, Decision, EpochStarted, Fact, Result
+from skerry.core.facts import Committed, Decision, EpochStarted, Fact, Result, Took
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
@@ -71,6 +71,7 @@ class Arrival(NamedTuple):
     contribution: Contribution
     payload: Payload
     found: Inspection
+    took_s: float  # to find it
 
 
 class Inspected(NamedTuple):
@@ -86,6 +87,7 @@ class Version(NamedTuple):
     fact: Committed
     values: Values
     delta: Delta
+    ended_at: float
 
 
 Work = Inspected | Version
@@ -106,7 +108,7 @@ class SyncerNode:
         self,
         store: Store,
         outbox: Outbox,
-        now: float,
+        clock: Callable[[], float],
         algebra: Algebra = FLOAT32,
         observer: SyncerObserver = UNWATCHED,
         pool: Pool[Work] | None = None,
@@ -114,6 +116,7 @@ class SyncerNode:
         self.store = store
         self.algebra = algebra
         self.outbox = outbox
+        self.clock = clock  # for measuring alone: what is decided is decided by the time that comes with an event
         self.observer = observer
         self.pool: Pool[Work] = pool or AtOnce()
         state = state_of(store.records)
@@ -130,12 +133,13 @@ class SyncerNode:
         self.finished: Ending | None = None
         self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
         self._commits = 0
+        self._commit_s = 0.0  # of the last one
         self.commits_per_collect = COMMITS_PER_COLLECT
         started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)
-        self.machine = SyncerMachine(self.config, state, now)
-        self.handle(Started(), now)
+        self.machine = SyncerMachine(self.config, state, clock())
+        self.handle(Started(), clock())
 
     # ------------------------------------------------------------------------------------------ events in
 
@@ -193,7 +197,7 @@ class SyncerNode:
 
     def _take_versions(self, versions: Sequence[Version], now: float) -> None:
         """Merges that have ended together share one commit; what follows from any of them comes behind it."""
-        events = [MergeDone(version.fact) for version in versions]
+        events = [MergeDone(self._timed(version)) for version in versions]
         actions: list[SyncerAction] = []
         for version, event in zip(versions, events, strict=True):
             self.observer.event_came(event)
@@ -247,7 +251,9 @@ class SyncerNode:
             return
         records = [msgspec.msgpack.encode(fact) for fact in facts]
         self.observer.committing(records)
+        began = self.clock()
         self.store.commit(records, _files_of(facts))
+        self._commit_s = self.clock() - began
         self.observer.committed(records)
         self._commits += 1
 
@@ -263,11 +269,14 @@ class SyncerNode:
     # ------------------------------------------------------------------------------------------ work for the pool
 
     def _inspect(self, c: Contribution, payload: Payload, payload_s: float) -> Inspected:
+        began = self.clock()
         found, flaw = self._look_into(c, payload)
+        took_s = self.clock() - began
         if flaw is not None:
             largest = f" (largest value {found.max_abs:.3g})" if found else ""
             log.warning("refused contribution of %s to fragment %d: %s%s", c.learner, c.fragment, flaw, largest)
-        return Inspected(Arrived(c, len(payload), flaw, payload_s), Arrival(c, payload, found) if found else None)
+        arrival = Arrival(c, payload, found, took_s) if found else None
+        return Inspected(Arrived(c, len(payload), flaw, payload_s), arrival)
 
     def _look_into(self, c: Contribution, payload: Payload) -> tuple[Inspection | None, Flaw | None]:
         if self.algebra.checksum(payload) != c.digest:
@@ -277,18 +286,24 @@ class SyncerNode:
             return found, "not finite"
         return found, "too large" if found.max_abs > ABS_MAX else None
 
-    def _next_version(self, decision: Decision, old: Values, arrivals: Sequence[Arrival]) -> Version:
+    def _next_version(self, decision: Decision, old: Values, arrivals: Sequence[Arrival], ordered_at: float) -> Version:
         """What is decided, carried out on the version before; its file is written, its commit follows."""
+        began_at = self.clock()
         held = [
             self.algebra.hold(part.codec, one.payload, part.weight, one.found)
             for part, one in zip(decision.parts, arrivals, strict=True)
         ]
         merged = self.algebra.merge(decision, self.fragments[decision.fragment], old, held, threads=1)
+        merged_at = self.clock()
         file = self.store.put(self.algebra.parts(merged.values))
         is_recorded = self.config.store.record == "full"
         payloads = self.store.put([one.payload.data for one in held], RECORD) if is_recorded else ""
-        fact = Committed(decision, Result(file, merged.digest, payloads))
-        return Version(fact, merged.values, Delta(decision.codec, merged.payload, merged.digest))
+        ended_at = self.clock()
+        inspect_s = sum(one.took_s for one in arrivals)
+        took = Took(inspect_s, began_at - ordered_at, merged_at - began_at, ended_at - merged_at)
+        fact = Committed(decision, Result(file, merged.digest, payloads), took)
+        delta = Delta(decision.codec, merged.payload, merged.digest)
+        return Version(fact, merged.values, delta, ended_at)
 
     # ------------------------------------------------------------------------------------------ merge and publish
 
@@ -298,7 +313,14 @@ class SyncerNode:
         arrivals = [self.held[c.learner, c.fragment] for c in order.contributions]
         assert [one.contribution for one in arrivals] == list(order.contributions), (order, arrivals)
         old = self.values[order.decision.fragment]
-        self.pool.submit(partial(self._next_version, order.decision, old, arrivals))
+        self.pool.submit(partial(self._next_version, order.decision, old, arrivals, self.clock()))
+
+    def _timed(self, version: Version) -> Committed:
+        """Its fact, with what only this thread knows of the time it took."""
+        assert version.fact.took is not None
+        taken_s = self.clock() - version.ended_at
+        took = msgspec.structs.replace(version.fact.took, taken_s=taken_s, commit_s=self._commit_s)
+        return msgspec.structs.replace(version.fact, took=took)
 
     def _install(self, version: Version) -> None:
         """From here on it is the fragment's newest; what it merged is not held any longer."""

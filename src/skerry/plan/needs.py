@@ -33,7 +33,7 @@ import msgspec
 
 from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
-from skerry.core.facts import Committed, Decision, Part, Result, Row, Sample, Sampled, Seen
+from skerry.core.facts import Committed, Decision, Part, Result, Row, Sample, Sampled, Seen, Took
 from skerry.core.samples import SAMPLE_S
 from skerry.node.syncer import COMMITS_PER_COLLECT
 
@@ -112,9 +112,10 @@ def _commit(contributors: float, learners: int) -> bytes:
         1, 10, big, b"0" * 32, "rda", "nesterov", 0.3, 0.9, 1, 0, 1.0, "int4", 24, 4, "steady",
         "grace over", learners, rows, parts, seen, 0.5, big, 0.5, 0.5,
     )  # fmt: skip
-    return msgspec.msgpack.encode(Committed(decision, Result("0" * 64, b"0" * 32)))
+    took = Took(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
+    return msgspec.msgpack.encode(Committed(decision, Result("0" * 64, b"0" * 32), took))
 
 
 def _samples(learners: int) -> bytes:
-    one = Sample("learner-00", 1, 5, 10**6, (0.5,) * 5, 10**9, 0.5, 10**9, 0.5)
+    one = Sample("learner-00", 1, 5, 10**6, (0.5,) * 5, 10**9, 0.5, 10**9, 0.5, 10**9, 0.5, 10**9, 0.5)
     return msgspec.msgpack.encode(Sampled((one,) * learners, 0.5))

@@ -39,7 +39,7 @@ class SyncerShell:
         self.inbox: queue.Queue[WireEvent | None] = queue.Queue(LINE_MAX)
         self.root = store.root
         self.learners = Learners()
-        self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic())
+        self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic)
         self.workers = self.node.pool = Workers[Work](self.node.config.merge.threads, self._wake)
         self.driver = SyncerDriver(self.node, self.learners, time.monotonic)
         wire = self.node.config.wire

@@ -282,8 +282,8 @@ def publish_first(plant):
 def install_too_early(plant):
     """A version takes its place when it is computed, and leaves under the number of the one before."""
 
-    def _next_version(self, decision, old, arrivals, merge=SyncerNode._next_version):
-        version = merge(self, decision, old, arrivals)
+    def _next_version(self, decision, old, arrivals, ordered_at, merge=SyncerNode._next_version):
+        version = merge(self, decision, old, arrivals, ordered_at)
         self.values[decision.fragment] = version.values
         return version
 

@@ -83,7 +83,9 @@ class Laboratory(Timeline):
         self.learners = Learners()
         self.before_close: tuple[Values, ...] = ()
         self.store = Store.open(folder, clock=self.clock)
-        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, 0.0, self.algebra, BeforeClose(self))
+        self.syncer = self.learners.node = SyncerNode(
+            self.store, self.learners, self.clock, self.algebra, BeforeClose(self)
+        )
         self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]

@@ -109,7 +109,7 @@ class SyncerProcess:
         self.store = Store.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
         self.world.oracle.recovered(self.store)
         self.node = self.learners.node = SyncerNode(
-            self.store, self.learners, self.clock(), self.world.algebra, self, self._pool()
+            self.store, self.learners, self.clock, self.world.algebra, self, self._pool()
         )
         self.driver = SyncerDriver(self.node, self.learners, self.clock)
         self.node.commits_per_collect = COMMITS_PER_COLLECT

@@ -90,7 +90,7 @@ class Twin(Timeline):
     def _start_syncer(self) -> None:
         self.learners = Learners()
         self.store = Store.open(ROOT, files=self._files(), clock=self.clock)
-        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.now, self.algebra)
+        self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.algebra)
         self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.learners.endpoint = self.hub
         self._tick(self.syncer)
