@@ -460,7 +460,7 @@ BUGS = {
     claim_the_overwritten: 7,
     overtake_the_outstanding: 11,
     blend_everything: 3,
-    blend_too_early: 137,
+    blend_too_early: 610,
     tell_only_this_round: 1,
     welcome_first: 0,
     publish_first: 2,
