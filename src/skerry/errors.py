@@ -119,6 +119,10 @@ class JoinTimeout(RemoteError):
     """No syncer took this learner in; it says which was dialled, for how long, and what went wrong last."""
 
 
+class NoAnswer(RemoteError):
+    """A syncer did not say what it was asked for: its address, and why."""
+
+
 def one_line(text: str) -> str:
     """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:LINE_CHARS_MAX])

@@ -145,3 +145,14 @@ def size(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.4g} TB"
+
+
+def lasting(s: float) -> str:
+    """A time in seconds, as short as it can be said: 0.4 ms, 20 ms, 1.2 s, 45 s, 12 min, 3.5 h, 2.1 d."""
+    if s < 0.9995:
+        return f"{1000 * s:.1f} ms" if s < 0.00995 else f"{1000 * s:.0f} ms"
+    if s < 59.5:
+        return f"{s:.1f} s" if s < 9.95 else f"{s:.0f} s"
+    if s < 3570:
+        return f"{s / 60:.0f} min"
+    return f"{s / 3600:.1f} h" if s < 48 * 3600 else f"{s / 86400:.1f} d"

@@ -32,6 +32,8 @@ VERBS = {
     "train": "a local run: a syncer and learners under one supervisor",
     "syncer": "serve a run directory to learners anywhere",
     "learner": "train as one learner of a run, dialling its syncer",
+    "status": "where a run stands, by its directory or its syncer's address",
+    "stop": "end what serves a run on this machine, in order",
     "export": "write a run's model as safetensors",
     "replay": "recompute a run from its tape and compare, or without one learner",
     "chaos": "torture a local run by a fault plan, and measure what it takes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from skerry.text import size
+from skerry.text import lasting, size
 
 LINE_S = 10.0
 PIPED_COLUMNS = 200
@@ -25,7 +25,9 @@ COLOURS = {
     "lost": "red",
     "stalled": "yellow",
     "joining": "yellow",
+    "away": "dim",
 }
+WIDE = 96  # columns of a terminal that has room for what each learner sent and when
 
 
 class Show(Protocol):
@@ -62,7 +64,8 @@ def _table(console: Console) -> Iterator[Show]:
             told = len(news)
             if status:
                 bar.update(task, completed=status["progress"], description=f"{status['phase']:8s}")
-                live.update(Group(bar, table_of(status), Text(syncer_line(status), style=_freshness(status))))
+                syncer = Text(syncer_line(status), style=_freshness(status))
+                live.update(Group(bar, table_of(status, console.width), syncer))
 
         yield show
 
@@ -84,16 +87,38 @@ class _Lines:
             print(f"{100 * status['progress']:3.0f} %  {syncer_line(status)}  [{states}]", file=sys.stderr, flush=True)
 
 
-def table_of(status: dict[str, Any]) -> Table:
+def table_of(status: dict[str, Any], width: int) -> Table:
+    """A line for each learner; what a record lacks, or has nothing to say about, is a dash."""
+    rows = {name: _cells(m) for name, m in status["learners"].items()}
+    columns = ["life", "state", "step", "step time", "tokens/s", "unmerged", "loss"]
+    columns += ["up", "down", "heard"] if width >= WIDE else []
     table = Table(box=None, pad_edge=False)
-    for column in ("learner", "life", "state", "step", "tokens/s", "unmerged steps", "loss"):
-        table.add_column(column, justify="left" if column in ("learner", "state") else "right")
-    for name, m in status["learners"].items():
-        state = Text(m["state"], style=COLOURS.get(m["state"], ""))
-        rate = f"{m['tokens_per_s']:,.0f}" if m["state"] == "training" else "–"
-        loss = f"{m['loss']:.3f}" if m["loss"] else "–"
-        table.add_row(name, str(m["life"]), state, str(m["step"]), rate, str(m["unmerged_steps"]), loss)
+    table.add_column("learner")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "state" else "right")
+    for name, cells in rows.items():
+        table.add_row(name, *(cells[column] for column in columns))
     return table
+
+
+def _cells(m: dict[str, Any]) -> dict[str, str | Text]:
+    is_training = m["state"] == "training"
+    return {
+        "life": str(m["life"]),
+        "state": Text(m["state"], style=COLOURS.get(m["state"], "")),
+        "step": f"{m['step']:,}",
+        "step time": lasting(m["step_s"]) if is_training and m.get("step_s") else "–",
+        "tokens/s": f"{m['tokens_per_s']:,.0f}" if is_training else "–",
+        "unmerged": str(m.get("unmerged_steps", "–")),
+        "loss": f"{m['loss']:.3f}" if m.get("loss") else "–",
+        "up": size(m.get("bytes_up", 0)),
+        "down": size(m.get("bytes_down", 0)),
+        "heard": _ago(m.get("heard_s")),
+    }
+
+
+def _ago(s: float | None) -> str:
+    return "–" if s is None else "now" if s < 1 else f"{lasting(s)} ago"
 
 
 def syncer_line(status: dict[str, Any]) -> str:
@@ -128,10 +153,19 @@ def print_summary(s: dict[str, Any]) -> None:
         ("run", s["run_dir"]),
         ("model", f"{s['model_path']}\nsha256 {s['model_sha256']}"),
     ]
+    console_of_stdout().print(listed(rows))
+
+
+def console_of_stdout() -> Console:
+    """As wide as the terminal; in a pipe or a file no line is broken for want of room."""
+    return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+
+
+def listed(rows: Iterable[tuple[str, str]]) -> Table:
+    """Things with their names before them."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    console.print(table, width=None if console.is_terminal else PIPED_COLUMNS)
+    for name, what in rows:
+        table.add_row(name, Text(what))
+    return table

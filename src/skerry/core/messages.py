@@ -124,6 +124,13 @@ class Answer(Struct, frozen=True, tag=True):
     config: bytes
 
 
+class Status(Struct, frozen=True, tag=True):
+    """Where the syncer and each learner stand, for whoever asked in a handshake; it is not said to learners."""
+
+    record: bytes  # JSON, as in status.json; empty if there is none yet
+    age_s: float  # since it was made, by the syncer's clock
+
+
 class Refused(Struct, frozen=True, tag=True):
     """The syncer will not have this peer; `text` is one line for a person."""
 
@@ -196,5 +203,5 @@ class Done(Struct, frozen=True, tag=True):
 
 
 LearnerMessage = Ask | Hello | Report | Contribution | Lent
-SyncerMessage = Answer | Welcome | Refused | Pull | Publication | Rejected | Lend | Stop | Done
+SyncerMessage = Answer | Status | Welcome | Refused | Pull | Publication | Rejected | Lend | Stop | Done
 Message = LearnerMessage | SyncerMessage

@@ -1,35 +1,72 @@
-"""What a syncer shows of itself: one plain record of where everything stands, for tables, files and people."""
+"""What a syncer shows of itself: one plain record of where everything stands, for tables, files and people.
+
+It is made twice a second beside everything else, so it costs a sum over what each learner last said and no more. What
+nobody serves at present has a record of the same shape, from its tape alone.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from skerry import config as configs
 from skerry.core.ledger import Totals
+from skerry.core.messages import Report
+from skerry.core.quorum import quorum_size
+from skerry.core.schedule import stage_at, sync_every_in
+from skerry.core.state import RunState
 from skerry.core.syncer import SyncerMachine
 
 
 def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -> dict[str, Any]:
     """The syncer's position and each learner's, as numbers and short words."""
-    state = machine.state
-    return {
-        "run": state.created.run,
-        "at": wall,
-        "epoch": state.epoch,
-        "phase": machine.stage if state.phase == "training" else state.phase,
-        "progress": machine.progress,
+    ready = len(machine.roster.ready)
+    return _run(machine.state, machine.config, wall) | {
         "elapsed_s": machine.elapsed_s,
-        "merges": state.merges,
-        "contributors_mean": state.contributors / state.merges if state.merges else 0.0,
         "rounds_open": len(machine.rounds.open),
         "waiting": machine.waiting,
-        "sync_every": machine.sync_every,
-        "versions": [f.version for f in state.fragments],
-        "tokens": tokens(state.ledger.totals(), len(state.fragments)),
+        "quorum": quorum_size(machine.config.sync.quorum, ready),
+        "ready": ready,
         "refused": dict(sorted(machine.refused.items())),
         "ahead": dict(sorted(machine.ahead.items())),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
         "learners": {name: _member(machine, name) for name in sorted(machine.members)},
+    }
+
+
+def recorded(state: RunState, wall: float) -> dict[str, Any]:
+    """The same of a run that nobody serves, as far as its tape says; `wall` is when that was last written to."""
+    learners = {}
+    for name, known in sorted(state.lives.items()):
+        account = state.ledger.account(name, known.life)
+        learners[name] = {
+            "life": known.life,
+            "state": "away",
+            "step": account.step,
+            "tokens": account.tokens,
+            "bytes_up": account.bytes_up,
+            "bytes_down": account.bytes_down,
+        }
+    config = configs.decode(state.created.config)
+    return _run(state, config, wall) | {"elapsed_s": state.elapsed_s, "learners": learners}
+
+
+def _run(state: RunState, config: configs.Config, wall: float) -> dict[str, Any]:
+    stage = stage_at(config, state.progress, state.steps)
+    run = config.run
+    budget = {"minutes": run.minutes, "tokens": run.tokens, "steps": run.steps * run.learners}
+    return {
+        "run": state.created.run,
+        "at": wall,
+        "epoch": state.epoch,
+        "phase": stage if state.phase == "training" else state.phase,
+        "progress": state.progress,
+        "budget": {unit: n for unit, n in budget.items() if n},
+        "merges": state.merges,
+        "contributors_mean": state.contributors / state.merges if state.merges else 0.0,
+        "sync_every": sync_every_in(config.sync, stage),
+        "versions": [f.version for f in state.fragments],
+        "tokens": tokens(state.ledger.sums(), len(state.fragments)),
     }
 
 
@@ -45,8 +82,6 @@ def tokens(totals: Totals, fragment_count: int) -> dict[str, Any]:
 
 def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
     member, report = machine.members[name], machine.members[name].report
-    unsettled = [report.tokens - p.mark_tokens for p in report.positions] if report else [0]
-    marks = [report.step - p.mark_step for p in report.positions] if report else [0]
     return {
         "life": member.life,
         "state": member.state(machine.clock.now, machine.config.sync.stall_s),
@@ -55,11 +90,24 @@ def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
         "tokens_per_s": _rate(machine, name),
         "step_s": member.step_s or 0.0,
         "step_gap_s_max": report.step_gap_s_max if report else 0.0,
-        "unmerged_steps": max(marks),
-        "unsettled_tokens": sum(unsettled),  # by the learner's own marks, in tokens x fragments
+        "unmerged_steps": _unmerged_steps(report) if report else 0,
+        "unsettled_tokens": _unsettled_tokens(report) if report else 0,
         "loss": report.loss if report else 0.0,
         "fast_forwards": report.fast_forwards if report else 0,
+        "bytes_up": report.bytes_up if report else 0,
+        "bytes_down": report.bytes_down if report else 0,
+        "heard_s": machine.clock.now - member.reported_at if report else None,  # since its last report
     }
+
+
+def _unmerged_steps(report: Report) -> int:
+    """Since the oldest of its fragments was settled, by the learner's own marks."""
+    return report.step - min(at.mark_step for at in report.positions)
+
+
+def _unsettled_tokens(report: Report) -> int:
+    """By the learner's own marks, in tokens x fragments."""
+    return len(report.positions) * report.tokens - sum(at.mark_tokens for at in report.positions)
 
 
 def _rate(machine: SyncerMachine, name: str) -> float:

@@ -22,6 +22,7 @@ import msgspec
 
 from skerry.errors import RunFailed
 from skerry.run.summary import Kill
+from skerry.store import lock
 
 POLL_S = 0.1
 RESTART_S = 2.0  # a killed process stays away this long
@@ -101,7 +102,7 @@ class LocalRun:
 
     def run(self, show: Callable[[], None]) -> None:
         """Start, watch, kill, bring back; `show` is called whenever there may be something to see."""
-        with self.ends_everything():
+        with self._supervising(), self.ends_everything():
             self.start_syncer()
             self._start_learners()
             assert self.syncer is not None
@@ -216,6 +217,21 @@ class LocalRun:
             time.sleep(POLL_S)
 
     # ------------------------------------------------------------------------------------------ ending
+
+    @contextlib.contextmanager
+    def _supervising(self) -> Iterator[None]:
+        """Whoever looks at the run finds this process, also while its syncer is away; two would fight over it."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        with (self.run_dir / lock.SUPERVISOR).open("a+b") as file:
+            file.seek(0)
+            if holder := lock.take(file.fileno()):
+                raise RunFailed(
+                    f"{self.run_dir} is run by process {holder} already: stop it, or choose another directory"
+                )
+            try:
+                yield
+            finally:
+                file.truncate(0)
 
     @contextlib.contextmanager
     def ends_everything(self) -> Iterator[None]:

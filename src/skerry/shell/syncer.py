@@ -106,12 +106,17 @@ class SyncerShell:
         self.server.close()
 
     def write_status(self) -> None:
-        """The whole position as JSON, replaced in one go; not durable, nothing depends on it."""
+        """The whole position as JSON, for who asks over the wire, and in a file that is replaced in one go.
+
+        It is not durable, and nothing depends on it.
+        """
         record = telemetry.status(self.node.machine, self.server.bytes_in, self.server.bytes_out, time.time())
         record |= {"pid": os.getpid(), "address": self.server.address}
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
+        status = msgspec.json.encode(record)
+        self.server.show(status)
         try:
-            write_json(self.root / "status.json", record)
+            write_json(self.root / "status.json", msgspec.Raw(status))
         except OSError as error:  # if the disk is full, the store says so at its next commit, and stops
             log.warning("status.json cannot be written: %s", error.strerror)
 

@@ -8,7 +8,6 @@ and the simulator hand in their own. It does not know what the files mean.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from skerry.errors import StoreInUse
+
+from .lock import LOCK, take
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -108,19 +109,12 @@ class DiskFiles:
             os.fsync(fd)
 
     def lock(self) -> None:
-        with _naming("lock"):
-            fd = self._open("lock", os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
+        with _naming(LOCK):
+            fd = self._open(LOCK, os.O_RDWR | os.O_CREAT)
+            if holder := take(fd):
                 os.close(fd)
-                raise StoreInUse(
-                    f"{self.root} is in use by process {holder}: stop it, or choose another directory"
-                ) from None
+                raise StoreInUse(f"{self.root} is in use by process {holder}: stop it, or choose another directory")
             self._lock_fd = fd
-            os.ftruncate(fd, 0)
-            os.write(fd, b"%d\n" % os.getpid())
 
     def close(self) -> None:
         for name in list(self._open_fds):

@@ -77,6 +77,7 @@ class Tape:
         self.number = last.number  # of the last segment
         self.size = len(last.good)  # bytes in it: when to rotate
         self.head = last.head  # hash of the last group
+        self.committed_at = last.records[-1].at if last.records else 0.0  # before it was opened; 0: never
         self.cut = cut  # found behind it when it was opened; a reader leaves it where it is
 
     def __repr__(self) -> str:

@@ -97,6 +97,14 @@ class Attach(Struct, frozen=True, tag=True):
     mac: bytes
 
 
+class Inquire(Struct, frozen=True, tag=True):
+    """Whoever holds the token, to be told the status and nothing else: no peer comes of it."""
+
+    protocol: int
+    nonce: bytes
+    mac: bytes
+
+
 class Attached(Struct, frozen=True, tag=True):
     """Syncer: the connection is open and belongs to `session`; `mac` proves that it holds the token."""
 
@@ -111,7 +119,7 @@ class Denied(Struct, frozen=True, tag=True):
     final: bool
 
 
-FromLearner = Proof | Attach
+FromLearner = Proof | Attach | Inquire
 FromSyncer = Challenge | Attached | Denied
 Handshake = FromLearner | FromSyncer
 

@@ -3,6 +3,7 @@
     syncer  -> Challenge   its protocol and a nonce
     learner -> Proof       on the control connection: a nonce of its own, and the MAC of both under the token
                or Attach   on the bulk connection: the same, and the session that the control connection got
+               or Inquire  by whoever wants to know the status: as Proof; it comes as a message, behind the answer
     syncer  -> Attached    the session, and the syncer's own MAC; or Denied, with a reason
 
 Rules that hold here: each side proves the token over the other's fresh nonce, and the token itself is never
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from skerry.errors import ProtocolError, WireError
-from skerry.wire.frames import NONCE_BYTES, SESSION_BYTES, Attach, Attached, Challenge, FromLearner, Proof
+from skerry.wire.frames import NONCE_BYTES, SESSION_BYTES, Attach, Attached, Challenge, FromLearner, Inquire, Proof
 
-Who = Literal["proof", "attach", "syncer"]
+Who = Literal["proof", "attach", "inquire", "syncer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
     if isinstance(said, Attach):
         expected = _mac(mine, "attach", nonce, said.nonce, said.session)
     else:
-        expected = _mac(mine, "proof", nonce, said.nonce)
+        expected = _mac(mine, "inquire" if isinstance(said, Inquire) else "proof", nonce, said.nonce)
     if not hmac.compare_digest(expected, said.mac):
         return "wrong token: name a copy of the syncer's file as token_file (or SKERRY_TOKEN_FILE)"
     return None
@@ -75,6 +76,12 @@ def answer(mine: Credentials, nonce: bytes, heard: Challenge, session: bytes) ->
     if session:
         return Attach(mine.protocol, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session))
     return Proof(mine.protocol, nonce, _mac(mine, "proof", heard.nonce, nonce))
+
+
+def inquiry(mine: Credentials, nonce: bytes, heard: Challenge) -> Inquire:
+    """What proves the token to a syncer that is only to tell its status."""
+    _check_nonce(heard.nonce)
+    return Inquire(mine.protocol, nonce, _mac(mine, "inquire", heard.nonce, nonce))
 
 
 def check_welcome(mine: Credentials, nonce: bytes, heard_nonce: bytes, heard: Attached, session: bytes) -> None:

@@ -20,12 +20,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from skerry.core.messages import PROTOCOL, Refused
+from skerry.core.messages import PROTOCOL, Refused, Status
 from skerry.errors import ProtocolError, WireError, one_line
 from skerry.wire import frames, handshake
 from skerry.wire.connection import Connection, Outgoing, why
 from skerry.wire.endpoint import Limits, TcpEndpoint
-from skerry.wire.frames import SESSION_BYTES, Attach, Attached, Challenge, Denied, Handshake, PayloadLimit, Proof
+from skerry.wire.frames import (
+    SESSION_BYTES,
+    Attach,
+    Attached,
+    Challenge,
+    Denied,
+    Handshake,
+    Inquire,
+    PayloadLimit,
+    Proof,
+)
 from skerry.wire.handshake import Credentials
 from skerry.wire.loop import READ
 from skerry.wire.peer import DRAIN_S, NEVER, Peer
@@ -59,6 +69,7 @@ class Server(TcpEndpoint):
         super().__init__(inbox, frames.syncer_dialect(payload_limit), **limits)
         self.port: int = self._listener.getsockname()[1]
         self.address = _name(self._listener.getsockname())
+        self._status = (b"", 0.0)  # what whoever asks is told, and when it was made
         self._sessions: dict[bytes, Peer] = {}
         self._accept_after = NEVER  # when accepting goes on after a pause
         self._loop.watch(self._listener, READ, 0, self._accept)
@@ -66,6 +77,10 @@ class Server(TcpEndpoint):
 
     def __repr__(self) -> str:
         return f"<Server {self.address}, {len(self._peers)} peers>"
+
+    def show(self, status: bytes) -> None:
+        """From now on this is told to whoever asks for the status. From any thread."""
+        self._status = (status, time.monotonic())
 
     def _accept(self, events: int) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -90,7 +105,7 @@ class Server(TcpEndpoint):
         self._write_frame(connection, frames.encode(handshake.challenge(self._credentials, connection.nonce)))
 
     def _shake(self, connection: Connection, item: Handshake) -> None:
-        assert isinstance(item, Proof | Attach)  # the dialect decodes nothing else
+        assert isinstance(item, Proof | Attach | Inquire)  # the dialect decodes nothing else
         if (refusal := handshake.refusal(self._credentials, connection.nonce, item)) is not None:
             self._deny(connection, refusal, final=True)
         elif isinstance(item, Proof):
@@ -98,6 +113,8 @@ class Server(TcpEndpoint):
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session))
             self._sessions[session] = self._open_peer(connection, session)
             self._write(connection)
+        elif isinstance(item, Inquire):
+            self._tell_status(connection, item)
         else:
             peer = self._sessions.get(item.session)
             if peer is None or peer.bulk is not None:
@@ -106,12 +123,19 @@ class Server(TcpEndpoint):
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, item.session))
             self._attach_bulk(connection, peer)
 
+    def _tell_status(self, connection: Connection, item: Inquire) -> None:
+        """From here, not by the node: however much that has to do, and though its inbox be full."""
+        self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, bytes(SESSION_BYTES)))
+        record, made_at = self._status
+        self._say(connection, Status(record, time.monotonic() - made_at))
+        self._drain(connection, DRAIN_S)
+
     def _deny(self, connection: Connection, reason: str, final: bool) -> None:
         log.warning("%s refused: %s", connection.address, one_line(reason))
         self._say(connection, Denied(one_line(reason), final))
         self._drain(connection, DRAIN_S)
 
-    def _say(self, connection: Connection, item: Handshake) -> None:
+    def _say(self, connection: Connection, item: Handshake | Status) -> None:
         connection.outgoing.append(Outgoing(iter([(frames.encode(item),)]), 0))
 
     def _broke_protocol(self, connection: Connection, reason: str) -> None:

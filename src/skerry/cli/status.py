@@ -1,0 +1,139 @@
+"""skerry status: where a run stands, from its directory on this machine or asked of its syncer anywhere."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skerry import cli
+from skerry.cli import live
+from skerry.errors import NoAnswer, Refusal, one_line
+from skerry.run.status import status_of
+from skerry.shell.address import parse_address, read_token
+from skerry.shell.local import LOCAL
+from skerry.text import counted, lasting, size
+from skerry.wire.inquiry import ask_status
+
+OLD_S = 5.0  # a syncer writes its status twice a second
+SAID = {  # by the rows below, or of no use to a person who looks once
+    "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "merges", "contributors_mean", "rounds_open",
+    "waiting", "sync_every", "sync_every_reached", "quorum", "ready", "versions", "tokens", "refused", "ahead",
+    "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
+}  # fmt: skip
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry status", description=__doc__)
+    parser.add_argument("run", metavar="RUN_DIR|HOST:PORT", help="a run directory, or the address of a syncer")
+    parser.add_argument(
+        "--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret, for HOST:PORT"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    cli.tell(_looked(options.run, options.token_file), options.json, lambda record: _show(record, options.run))
+    return 0
+
+
+def _looked(target: str, token_file: str | None) -> dict[str, Any]:
+    """The record of a run, whichever way it is named."""
+    if Path(target).is_dir():
+        return status_of(Path(target))
+    if Path(target).exists() or ":" not in target:
+        raise Refusal(f"{target}: is no run directory: check the path, or name a syncer as host:port")
+    token = read_token(token_file) if token_file else None
+    status = ask_status(*parse_address(target), token)
+    try:
+        record: dict[str, Any] = msgspec.json.decode(status.record, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise NoAnswer(f"{target}: its status cannot be read: install the same version on both") from None
+    return record | {"serving": "served", "age_s": status.age_s}
+
+
+def command_for(root: Path) -> str:
+    """What goes on with the run in this directory."""
+    where = shlex.quote(str(root))
+    if (root / LOCAL).exists():
+        return f"skerry train --resume {where}"
+    return f"skerry syncer --run {where}  (with the options it had)"
+
+
+# ---------------------------------------------------------------------------------------------- for a person
+
+
+def _show(record: dict[str, Any], target: str) -> None:
+    console = live.console_of_stdout()
+    console.print(live.listed((name, one_line(what)) for name, what in _rows(record, target)))
+    if record["learners"]:
+        console.print()
+        console.print(live.table_of(record, console.width))
+
+
+def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
+    """A record in lines; keys that this version does not know are shown as they are."""
+    yield "run", f"{r['run']} in {target}" if Path(target).is_dir() else f"{r['run']} at {target}"
+    yield "serving", _serving(r, Path(target))
+    yield "progress", _progress(r)
+    rounds = f", {counted(r['rounds_open'], 'round')} open" if "rounds_open" in r else ""
+    mean = f" with {r['contributors_mean']:.2f} contributors on average" if r["merges"] else ""
+    yield "merges", f"{r['merges']:,}{mean}{rounds}"
+    reached = f", {r['sync_every_reached']:.1f} reached" if r.get("sync_every_reached") else ""
+    yield "H", f"{r['sync_every']} steps asked{reached}"
+    if "quorum" in r:
+        yield "quorum", f"K = {r['quorum']}, {counted(r['ready'], 'learner')} ready"
+        yield "waiting", r["waiting"]
+    yield "tokens", _tokens(r["tokens"])
+    if r.get("refused"):
+        yield "refused", ", ".join(f"{n} {why}" for why, n in r["refused"].items())
+    for learner, why in r.get("ahead", {}).items():
+        yield "turned away", f"{learner}: {why}"
+    if "bytes_in" in r:
+        yield "on the wire", f"{size(r['bytes_in'])} in, {size(r['bytes_out'])} out since this syncer began"
+    for key, value in r.items():
+        if key not in SAID and value not in (None, "", [], {}):
+            yield key.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _serving(r: dict[str, Any], root: Path) -> str:
+    since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r['at']))} ({lasting(r['age_s'])} ago)"
+    match r["serving"]:
+        case "served":
+            where = "" if r.get("is_here", True) else ", on another machine or in another container,"
+            old = f" but silent for {lasting(r['age_s'])}" if r["age_s"] > OLD_S else ""
+            return f"on {r['address']} by process {r['pid']}{where}{old}"
+        case "starting":
+            return f"not yet: process {r['pid']} holds the run, and is starting or repairing it"
+        case "away":
+            return f"not now: its supervisor, process {r['supervisor']}, is starting the syncer again"
+        case "closed":
+            return f"not running; closed at {since}; its model: skerry export {root}"
+        case "new":
+            return f"not running; created at {since}; begin with: {command_for(root)}"
+        case "paused":
+            return f"not running; paused at {since}; go on with: {command_for(root)}"
+        case _:
+            return f"not running; its syncer died, last commit at {since}; go on with: {command_for(root)}"
+
+
+def _progress(r: dict[str, Any]) -> str:
+    unit, n = next(iter(r.get("budget", {}).items()), ("", 0))
+    of = f" of {n:,.12g} {unit}" if unit else ""
+    spent, elapsed_s = r["progress"], r["elapsed_s"]
+    is_under_way = r["serving"] == "served" and 0 < spent < 1
+    left = f", about {lasting(elapsed_s * (1 - spent) / spent)} left" if is_under_way and elapsed_s else ""
+    return f"{r['phase']}: {100 * spent:.1f} %{of} after {lasting(elapsed_s)} of training{left}"
+
+
+def _tokens(tokens: dict[str, Any]) -> str:
+    discarded = ", ".join(f"{n:,.0f} {why}" for why, n in tokens["discarded"].items()) or "none"
+    return (
+        f"{tokens['merged']:,.0f} merged of {tokens['produced']:,.0f} produced, {tokens['pending']:,.0f} pending; "
+        f"discarded: {discarded}"
+    )

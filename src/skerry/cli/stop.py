@@ -1,0 +1,79 @@
+"""skerry stop: end the process that serves a run on this machine, in order, as Ctrl-C does."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from skerry import cli, text
+from skerry.cli.status import command_for
+from skerry.errors import Refusal
+from skerry.run.status import status_of
+from skerry.shell.stop import Ended, stop
+
+WITHIN = text.Kind(text.seconds, 1.0, 86400.0)
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry stop", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument(
+        "--within", type=cli.typed(WITHIN), default=60.0, metavar="TIME", help="wait this long for it to end (1min)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    root: Path = options.run
+    if not root.is_dir():
+        raise Refusal(f"{root}: is no run directory; a run is stopped on the machine that has its directory")
+    status_of(root)  # a directory without a run is refused before anything is looked for
+    ended = stop(root, options.within, _say)
+    after = status_of(root)
+    record = {
+        "run_dir": str(root),
+        "stopped": ended.pid if ended else None,
+        "serving": after["serving"],
+        "phase": after["phase"],
+        "merges": after["merges"],
+        "go_on": _go_on(root, after, ended),
+    }
+    cli.tell(record, options.json, _show)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"skerry: {line}", file=sys.stderr, flush=True)
+
+
+def _show(record: dict[str, Any]) -> None:
+    was = f"process {record['stopped']} has ended" if record["stopped"] else "nothing runs here"
+    merges = text.counted(record["merges"], "merge")
+    print(f"{record['run_dir']}: {was}; the run {_state(record['serving'])} after {merges}\n{record['go_on']}")
+
+
+def _state(serving: str) -> str:
+    """How the run stands now."""
+    words = {
+        "closed": "is closed",
+        "paused": "is paused",
+        "new": "has not begun",
+        "died": "was left by a syncer that died,",
+    }
+    return words.get(serving, "is served again already")
+
+
+def _go_on(root: Path, after: dict[str, Any], ended: Ended | None) -> str:
+    """What an operator does next, in one line."""
+    if after["serving"] == "closed":
+        return f"its model: skerry export {root}"
+    if after["serving"] in ("served", "starting", "away"):
+        return f"process {after['pid'] or after['supervisor']} was started meanwhile: stop whatever starts it again"
+    if ended is None or ended.is_supervisor or "syncer" not in ended.words:
+        return f"go on with: {command_for(root)}"
+    words = ["skerry", *ended.words[ended.words.index("syncer") :]]
+    there = f"  (in {ended.folder})" if ended.folder != str(Path.cwd()) else ""
+    return f"go on with: {shlex.join(words)}{there}"

@@ -1,0 +1,78 @@
+"""Where the run in a directory stands: as the process that serves it says, or else as its tape does.
+
+A status file outlives its writer, so it is believed only while the process that wrote it holds the run. It reads, and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from skerry.core.facts import Paused
+from skerry.core.state import decode_fact, state_of
+from skerry.errors import StoreError
+from skerry.node import telemetry
+from skerry.run.replay import cut_off
+from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
+from skerry.store.store import Store
+
+STATUS = "status.json"
+
+Serving = Literal["served", "starting", "away", "new", "paused", "died", "closed"]
+"""Of a run: a process serves it; one holds it and does not serve it yet; its supervisor is bringing the syncer back; or
+nobody does, because nobody ever did, the syncer was ended in order, it died, or the run is closed."""
+
+
+def status_of(root: Path) -> dict[str, Any]:
+    """The record of `node.telemetry`, with who serves the run, and how old that is."""
+    syncer, supervisor = holders_of(root)
+    record = _last_status(root)
+    if syncer is not None and record.get("pid") == syncer.pid:
+        return record | _about("served", syncer, supervisor, record["at"])
+    with Store.open(root, readonly=True) as store:
+        if not store.records:
+            raise StoreError(f"{root} holds no run: check the path")
+        state, committed_at = state_of(store.records), store.tape.committed_at
+        is_paused = isinstance(decode_fact(store.records[-1]), Paused)
+        warning = cut_off(store, state)
+    serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
+    if state.phase == "closed":
+        serving = "closed"
+    elif syncer is not None:
+        serving = "starting"
+    elif supervisor is not None:
+        serving = "away"
+    record = telemetry.recorded(state, committed_at) | _about(serving, syncer, supervisor, committed_at)
+    return record | ({"warning": warning} if warning else {})
+
+
+def holders_of(root: Path) -> tuple[Holder | None, Holder | None]:
+    """Who serves the run in this directory, and who supervises that process."""
+    try:
+        return holder_of(root / LOCK), holder_of(root / SUPERVISOR)
+    except OSError as error:
+        raise StoreError(
+            f"{root}: cannot be looked at ({error.strerror}): check the path and its permissions"
+        ) from None
+
+
+def _about(serving: Serving, syncer: Holder | None, supervisor: Holder | None, at: float) -> dict[str, Any]:
+    return {
+        "serving": serving,
+        "age_s": max(0.0, time.time() - at),
+        "pid": syncer.pid if syncer else None,
+        "is_here": syncer.is_here if syncer else None,
+        "supervisor": supervisor.pid if supervisor else None,
+    }
+
+
+def _last_status(root: Path) -> dict[str, Any]:
+    try:
+        record = msgspec.json.decode((root / STATUS).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return record if isinstance(record, dict) and "at" in record else {}

@@ -1,0 +1,164 @@
+"""skerry status, on real processes: a run that is served, by its directory and over the wire, and one that is not."""
+
+import json
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from cli.called import called
+from e2e.processes import Puppet, Syncer, until, write_genesis
+from node.pair import config_of
+from shell.test_syncer import Serving, train
+from skerry.cli import status as command
+from skerry.run.genesis import create_run, read_genesis
+from skerry.store import Store
+from skerry.store.lock import LOCK
+
+TOKEN = "a secret that nobody may see"
+
+
+@pytest.fixture
+def look(capsys):
+    """What a person is shown, and what a machine is; nothing is said on stderr."""
+
+    def looked(target, *words):
+        code, shown, err = called(capsys, "status", target, *words)
+        assert (code, err) == (0, "")
+        code, out, err = called(capsys, "status", target, *words, "--json")
+        assert (code, err) == (0, "") and out.count("\n") == 1
+        return shown, json.loads(out)
+
+    return looked
+
+
+@pytest.fixture
+def refused(capsys):
+    def run(*words):
+        code, out, err = called(capsys, "status", *words)
+        assert (code, out) == (2, "") and err.startswith("skerry: ") and err.count("\n") == 1, err
+        line = err.removeprefix("skerry: ").rstrip("\n")
+        code, out, err = called(capsys, "status", *words, "--json")
+        assert code == 2 and json.loads(out) == {"error": line}
+        return line
+
+    return run
+
+
+def test_a_served_run_is_shown_alike_by_its_directory_and_over_the_wire(tmp_path, look):
+    (tmp_path / "token").write_text(TOKEN)
+    token = ["--token-file", tmp_path / "token"]
+    with Syncer(tmp_path, *token) as syncer, Puppet(syncer.port, token=TOKEN.encode()) as puppet:
+        puppet.merge_once()
+        until(lambda: syncer.status["merges"], "a merge in the status")
+        address = f"127.0.0.1:{syncer.port}"
+        for target, words in ((syncer.run_dir, []), (address, token)):
+            shown, record = look(target, *words)
+            assert record["serving"] == "served" and record["pid"] == syncer.process.pid
+            assert record["merges"] >= 1 and record["budget"] == {"steps": 2_000_000} and len(record["versions"]) == 2
+            member = record["learners"]["puppet"]
+            assert member["life"] == 1 and member["step"] > 0 and member["heard_s"] >= 0
+            assert f"on {address} by process {syncer.process.pid}\n" in plain(shown)
+            assert "K = 1" in shown and "steps asked" in shown and " of 2,000,000 steps after " in shown
+            (line,) = [line for line in shown.splitlines() if line.startswith("puppet")]
+            assert line.split()[1] == "1" and "–" in line.split()  # it has no loss to tell
+            assert TOKEN not in shown + json.dumps(record)
+
+
+def test_a_syncer_that_died_is_not_shown_as_living(tmp_path, look):
+    with Syncer(tmp_path) as syncer:
+        with Puppet(syncer.port) as puppet:
+            puppet.merge_once()
+            until(lambda: syncer.status["merges"], "a merge in the status")
+            merges = puppet.base
+        syncer.signal(signal.SIGKILL)
+        syncer.wait()
+    shown, record = look(syncer.run_dir)
+    assert syncer.status["pid"] == syncer.process.pid, "the last status still lies there"
+    assert (record["serving"], record["pid"]) == ("died", None) and record["merges"] >= sum(merges)
+    assert "not running; its syncer died, last commit at 20" in shown and " ago); go on with: skerry syncer" in shown
+    assert record["learners"]["puppet"]["state"] == "away" and record["learners"]["puppet"]["life"] == 1
+
+
+def test_a_process_that_got_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path, look):
+    with Syncer(tmp_path) as syncer:
+        syncer.signal(signal.SIGKILL)
+        syncer.wait()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        status = syncer.status | {"pid": other.pid}
+        (syncer.run_dir / "status.json").write_text(json.dumps(status))
+        (syncer.run_dir / LOCK).write_text(f"{other.pid}\n")
+        assert look(syncer.run_dir)[1]["serving"] == "died"
+        other.kill()
+
+
+def test_a_run_that_was_stopped_in_order_is_paused_and_one_never_served_is_new(tmp_path, look):
+    with Syncer(tmp_path) as syncer:
+        syncer.signal(signal.SIGTERM)
+        assert syncer.wait() == 0
+    shown, record = look(syncer.run_dir)
+    assert record["serving"] == "paused" and "not running; paused at 20" in shown
+    assert record["learners"] == {} and record["progress"] == 0.0
+    with Store.open(tmp_path / "new") as store:
+        create_run(store, config_of(steps=12), *read_genesis(write_genesis(tmp_path / "genesis")))
+    shown, record = look(tmp_path / "new")
+    assert record["serving"] == "new" and "not running; created at 20" in shown
+
+
+def test_a_closed_run_says_where_its_model_comes_from(tmp_path, look):
+    with Serving(tmp_path, steps=12) as serving:
+        assert train(serving.port) == "done" and serving.ended() == "closed"
+    shown, record = look(serving.run_dir)
+    assert record["serving"] == record["phase"] == "closed" and record["tokens"]["pending"] == 0
+    assert "not running; closed at 20" in shown and f"skerry export {serving.run_dir}" in shown
+
+
+def test_a_syncer_that_has_stopped_writing_is_said_to_be_silent(tmp_path, look, monkeypatch):
+    monkeypatch.setattr(command, "OLD_S", 0.0)
+    with Syncer(tmp_path) as syncer:
+        shown, _ = look(syncer.run_dir)
+    assert " but silent for " in shown
+
+
+def test_keys_that_this_version_does_not_know_are_shown_as_they_are(tmp_path, look):
+    with Syncer(tmp_path) as syncer:
+        syncer.signal(signal.SIGSTOP)  # it writes no status meanwhile
+        status = syncer.status | {"link": "too narrow for H", "of_tomorrow": 1.5, "nothing": {}}
+        (syncer.run_dir / "status.json").write_text(json.dumps(status))
+        shown, record = look(syncer.run_dir)
+        syncer.signal(signal.SIGCONT)
+    assert record["link"] == "too narrow for H"
+    assert "link too narrow for H\n" in plain(shown) and "of tomorrow 1.5\n" in plain(shown)
+    assert "nothing" not in shown
+
+
+def test_what_cannot_be_looked_at_is_refused_in_one_line(tmp_path, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    assert refused("nowhere") == "nowhere: is no run directory: check the path, or name a syncer as host:port"
+    assert refused("file") == "file: is no run directory: check the path, or name a syncer as host:port"
+    assert "empty holds no store: check the path" in refused("empty")
+    assert refused("host:x") == "'host:x' is no address of a syncer: write host:port"
+    assert "none: the token cannot be read" in refused("127.0.0.1:1", "--token-file", "none")
+    assert "--sync.quorum: nothing is configured here" in refused("empty", "--sync.quorum", "2")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert refused(f"127.0.0.1:{port}").startswith(f"127.0.0.1:{port}: connection refused")
+
+
+def test_a_wrong_token_is_refused_in_one_line(tmp_path, refused, monkeypatch):
+    monkeypatch.delenv("SKERRY_TOKEN_FILE", raising=False)
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "wrong").write_text("another")
+    with Syncer(tmp_path, "--token-file", tmp_path / "token") as syncer:
+        address = f"127.0.0.1:{syncer.port}"
+        assert "requires a token" in refused(address)
+        line = refused(address, "--token-file", tmp_path / "wrong")
+    assert line.startswith(f"{address}: wrong token: name a copy of the syncer's file") and TOKEN not in line
+
+
+def plain(shown):
+    """Without what only makes columns."""
+    return "".join(" ".join(line.split()) + "\n" for line in shown.splitlines())
