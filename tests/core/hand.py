@@ -34,6 +34,7 @@ from skerry.core.events import (
     Told,
 )
 from skerry.core.facts import RULES, Committed, EpochStarted, Result, RunCreated
+from skerry.core.flow import Window
 from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
 from skerry.core.state import decode_fact, fold
@@ -91,7 +92,7 @@ class Desk:
         started = EpochStarted(state.epoch + 1)
         self.tape.append(msgspec.msgpack.encode(started))
         state.apply(started)
-        self.machine = SyncerMachine(self.config, state, self.now)
+        self.machine = SyncerMachine(self.config, state, self.now, Window([1] * self.count, streams=1))
         return self.step(Started())
 
     def step(self, event: object) -> list[object]:

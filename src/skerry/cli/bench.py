@@ -1,5 +1,6 @@
 """skerry bench: measure.
 
+join      how long a learner takes to get the whole model, and what memory that takes
 learner   what attaching to a syncer costs a training loop (key `ratio`: attached tokens/s over plain tokens/s)
 syncer    what a syncer carries: merges/s, who is in them, CPU, delays and memory under synthetic learners
 """
@@ -17,10 +18,11 @@ from rich.table import Table
 from skerry import cli
 from skerry import config as configs
 from skerry.errors import Refusal
-from skerry.text import Kind, count, number, seconds, size
+from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
 
 if TYPE_CHECKING:
+    from skerry.proof.bench.join import Joined
     from skerry.proof.bench.syncer import Load, Measured, Spread
 
 LEARNERS = Kind(count, 1, configs.most("run.learners"))
@@ -31,6 +33,8 @@ FRAGMENTS = Kind(count, 1, configs.most("sync.num_fragments"))
 PARAMS = Kind(count, 1, 1e11)
 SECONDS = Kind(seconds, 0.5, 3600)
 CORES = Kind(count, 0, 4096)
+ROUND_TRIP = Kind(milliseconds, 0, 60, "0 to 60 s")
+RATE = Kind(mbit_per_s, 1e3, 1e12, "1kbit to 1Tbit")
 OPTION_OF = {"run.learners": "--learners", "sync.sync_every": "--every", "sync.num_fragments": "--fragments"}
 FEW_STEPS = 0.95  # of the steps asked for: with fewer the learners' own process is what is measured
 MUCH_MISSED = 0.1  # of a core: with more the other work of this machine is measured too
@@ -41,8 +45,10 @@ def run(words: Sequence[str]) -> int:
         return _learner(words[1:])
     if words[:1] == ["syncer"]:
         return _syncer(words[1:])
+    if words[:1] == ["join"]:
+        return _join(words[1:])
     parser = cli.Parser(prog="skerry bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", choices=["learner", "syncer"])
+    parser.add_argument("subject", choices=["join", "learner", "syncer"])
     parser.parse_args(list(words))
     raise AssertionError(words)
 
@@ -77,6 +83,41 @@ def _learner(words: Sequence[str]) -> int:
             f"{result['merges']} merges meanwhile"
         )
     return 0
+
+
+# ---------------------------------------------------------------------------------------------- join
+
+
+def _join(words: Sequence[str]) -> int:
+    parser = cli.Parser(
+        prog="skerry bench join",
+        description="A real learner without a training loop gets a model of random numbers from a real syncer process. "
+        "Dotted overrides (--sync.num_fragments 48) change the run's configuration. The run lies in the folder for "
+        "temporary files (TMPDIR) and takes 12 bytes a parameter there.",
+    )
+    add = parser.add_argument
+    add("--params", type=_whole(PARAMS), default=20_000_000, metavar="N", help="of the model (default 20M)")
+    add("--rtt", type=cli.typed(ROUND_TRIP), default=0.0, metavar="MS", help="round trip of the link, through a proxy")
+    add("--rate", type=cli.typed(RATE), default=0.0, metavar="MBIT", help="of the link each way, through a proxy")
+    add("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    from skerry.proof.bench.join import Link, measure
+
+    link = Link(options.rtt, options.rate)
+    joined = measure(options.params, link, overrides, lambda text: print(text, file=sys.stderr, flush=True))
+    cli.tell(joined, options.json, lambda found: print(_joined(found)))
+    return 0
+
+
+def _joined(found: Joined) -> str:
+    needed = "" if found.needed_s is None else f"; the link needs {found.needed_s:.1f} s for the bytes"
+    return (
+        f"joined in {found.joined_s:.1f} s: {size(found.model_bytes)}, "
+        f"{size(found.model_bytes / found.joined_s)} a second{needed}\n"
+        f"syncer's memory: {_bytes(found.syncer_peak_bytes)} at most while the learner joined, "
+        f"{_bytes(found.syncer_before_bytes)} before, of which its state is {size(found.syncer_state_bytes)}\n"
+        f"learner's memory: {_bytes(found.learner_peak_bytes)} at most"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- syncer

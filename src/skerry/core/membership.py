@@ -42,7 +42,8 @@ class Member:
     adopt_s: float | None = None  # publication handed over to report of its adoption
     sent: list[int | None] = field(default_factory=list)  # newest version handed over; None until it says what it has
     sent_at: list[float] = field(default_factory=list)  # since when something handed over is not adopted
-    sending: set[int] = field(default_factory=set)
+    sending: set[int] = field(default_factory=set)  # fragments with a publication on its way
+    waiting: dict[int, None] = field(default_factory=dict)  # and those that it lacks, until they may leave: in order
     timed: dict[int, tuple[int, float]] = field(default_factory=dict)  # fragment -> version to measure, handed over at
     pulled_at: dict[int, float] = field(default_factory=dict)
     told_stop_at: float | None = None
@@ -55,6 +56,7 @@ class Member:
         self.sent = [None] * len(self.settled)
         self.sent_at = [now] * len(self.settled)
         self.sending.clear()
+        self.waiting.clear()
         self.timed.clear()
         self.pulled_at.clear()
         self.told_stop_at = None
@@ -66,6 +68,7 @@ class Member:
     def disconnect(self) -> None:
         self.connected = False
         self.sending.clear()
+        self.waiting.clear()
         self.pulled_at.clear()
 
     def take_report(self, report: Report, now: float) -> bool:

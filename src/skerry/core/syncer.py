@@ -40,7 +40,8 @@ Invariants, and who keeps them:
     a contribution starts at or after what is settled, and is merged once                      admission.verdict
     what a dead life has pending is booked once, and not while a contribution of it is held    _discard
     a publication is of a durable version, one per fragment and learner on its way             _publish
-    every message about a fragment carries that learner's cumulative settled_seq               _pull, _publish
+    what is on its way to a learner fits the window, or is one fragment a stream               core/flow.py
+    every message about a fragment carries that learner's cumulative settled_seq               _pull, _send_newest
     a closed run has nothing pending                                                           _end
 """
 
@@ -85,6 +86,7 @@ from skerry.core.facts import (
     Seen,
     Witnessed,
 )
+from skerry.core.flow import Window
 from skerry.core.held import Held
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.look import Close, View, Want
@@ -102,7 +104,7 @@ from skerry.core.vocabulary import Fate, Refusal, Sight, Stage
 class SyncerMachine:
     """Decides for the syncer; `state` is the fold of the tape, the rest is lost in a crash and measured anew."""
 
-    def __init__(self, config: Config, state: RunState, now: float) -> None:
+    def __init__(self, config: Config, state: RunState, now: float, window: Window) -> None:
         count = len(state.fragments)
         self.config = config
         self.state = state
@@ -110,6 +112,7 @@ class SyncerMachine:
         self.held = Held(count, config.wire.held_bytes_max)
         self.roster = Roster(self.held, config.sync.stall_s)
         self.rounds = Rounds(config.sync, count)
+        self.window = window
         self.closing = Closing(now, config.sync.close_timeout_s) if state.phase == "closing" else None
         self.waiting = "for learners"  # why nothing merges right now
         self.refused: dict[Refusal, int] = {}
@@ -302,8 +305,7 @@ class SyncerMachine:
         self.rounds.measure_adoption(member, self.state.fragments, self.clock.now)
         fragments = range(len(self.held))
         member.heal(fragments, self.clock.now)
-        for p in fragments:
-            self._publish(member, p)
+        self._publish(member, fragments)
         if report.state == "left":
             member.disconnect()
         if self.roster.update(member, self.clock.now):
@@ -398,15 +400,27 @@ class SyncerMachine:
         self._settle(decision.rows)
         self.rounds.merge_ended(p, self.roster.ready, self.clock.now)
         for member in self.roster:
-            self._publish(member, p)
+            self._publish(member, [p])
 
     # ------------------------------------------------------------------------------------------ publication
 
-    def _publish(self, member: Member, p: int) -> None:
-        """Bring a learner up to date: one publication per fragment on its way, always of the newest version."""
+    def _publish(self, member: Member, fragments: Iterable[int]) -> None:
+        """Bring a learner up to date on these: one publication per fragment on its way, and no more than the window."""
+        for p in fragments:
+            if member.lacks(p, self.state.fragments[p].version):
+                member.waiting.setdefault(p)
+        for p in self.window.admitted(member.sending, member.waiting) if member.waiting else ():
+            self._send_newest(member, p)
+
+    def _send_newest(self, member: Member, p: int) -> None:
+        """The newest version, and what is settled in it: read together, and not before its turn has come.
+
+        A position read earlier or later than the version speaks of another merge: the learner would keep work that the
+        version has in it, or take out work that it has not.
+        """
         sent, version = member.sent[p], self.state.fragments[p].version
-        if sent is None or not member.lacks(p, version):
-            return
+        assert sent is not None and member.lacks(p, version), (member, p, version)
+        del member.waiting[p]
         member.sending.add(p)
         at = self.state.ledger.settled(member.learner, member.life, p)
         self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress))
@@ -418,7 +432,7 @@ class SyncerMachine:
         member.sending.discard(event.fragment)
         member.hand_over(event.fragment, event.version, self.clock.now)
         member.heal([event.fragment], self.clock.now)
-        self._publish(member, event.fragment)
+        self._publish(member, [event.fragment])
 
     # ------------------------------------------------------------------------------------------ the end
 

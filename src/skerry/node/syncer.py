@@ -40,6 +40,7 @@ from skerry.core.events import (
     Ticked,
 )
 from skerry.core.facts import Committed, Decision, EpochStarted, Fact, Result, Took
+from skerry.core.flow import WINDOW_BYTES, Window
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
@@ -112,6 +113,7 @@ class SyncerNode:
         algebra: Algebra = FLOAT32,
         observer: SyncerObserver = UNWATCHED,
         pool: Pool[Work] | None = None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.store = store
         self.algebra = algebra
@@ -138,7 +140,9 @@ class SyncerNode:
         started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)
-        self.machine = SyncerMachine(self.config, state, clock())
+        whole_bytes = [algebra.payload_bytes("fp32", fragment) for fragment in self.fragments]
+        window = Window(whole_bytes, streams=1, bytes_max=window_bytes)
+        self.machine = SyncerMachine(self.config, state, clock(), window)
         self.handle(Started(), clock())
 
     # ------------------------------------------------------------------------------------------ events in

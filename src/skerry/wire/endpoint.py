@@ -40,7 +40,7 @@ CLOSE_S = 1.0  # for peers to read their last messages when the endpoint closes
 JOIN_S = CLOSE_S + 2.0
 TICK_S = 0.05  # how often deadlines are looked at
 FULL_INBOX_POLL_S = 0.005
-QUEUE_BYTES_MAX = 1 << 30  # queued for one peer; one message alone may be larger
+QUEUE_BYTES_MAX = 64 << 20  # of messages without payload, for one peer; one alone may be larger
 
 log = logging.getLogger("skerry.wire")
 
@@ -236,16 +236,21 @@ class TcpEndpoint(ABC):
         peer = self._peers.get(peer_id)
         if peer is None:
             return
-        if peer.queued_bytes and peer.queued_bytes + outgoing.bytes > self._queue_bytes_max:
-            self._lose(peer, f"reads too slowly: more than {self._queue_bytes_max} bytes are queued for it")
+        if not bulk and not self._has_room(peer, outgoing):
+            self._lose(peer, f"reads too slowly: more than {self._queue_bytes_max} bytes of messages are queued for it")
             return
-        peer.queued_bytes += outgoing.bytes
         connection = peer.bulk if bulk else peer.control
         if connection is None:
             peer.bulk_queue.append(outgoing)
         else:
             connection.outgoing.append(outgoing)
             self._write(connection)
+
+    def _has_room(self, peer: Peer, outgoing: Outgoing) -> bool:
+        """For a message without payload. Payloads are the node's own arrays, and it keeps to a window of them."""
+        is_first = not peer.queued_bytes
+        peer.queued_bytes += outgoing.bytes
+        return is_first or peer.queued_bytes <= self._queue_bytes_max
 
     def _drop(self, peer_id: int, reason: str) -> None:
         if (peer := self._peers.get(peer_id)) is not None:
@@ -354,7 +359,7 @@ class TcpEndpoint(ABC):
 
     def _sent(self, connection: Connection, message: Outgoing) -> None:
         if (peer := self._peers.get(connection.peer)) is not None:
-            peer.queued_bytes -= message.bytes
+            peer.queued_bytes -= message.bytes if connection is peer.control else 0
             if message.tag is not None:
                 self._emit(Sent(peer.id, message.tag))
 

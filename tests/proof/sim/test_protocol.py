@@ -373,6 +373,24 @@ def never_heal(plant):
     plant(Member, "heal", lambda self, fragments, now: None)
 
 
+def settle_too_early(plant):
+    """What is settled is read when a version begins to wait for the window, the version when its turn comes."""
+
+    def _publish(self, member, fragments, publish=SyncerMachine._publish):
+        at = {p: self.state.ledger.settled(member.learner, member.life, p).seq for p in fragments}
+        member.__dict__.setdefault("settled_then", {}).update((p, at[p]) for p in at if p not in member.waiting)
+        publish(self, member, fragments)
+
+    def _do(self, action, do=SyncerMachine._do):
+        if isinstance(action, Publish):
+            then = self.members[action.learner].__dict__["settled_then"][action.fragment]
+            action = replace(action, settled_seq=then)
+        do(self, action)
+
+    plant(SyncerMachine, "_publish", _publish)
+    plant(SyncerMachine, "_do", _do)
+
+
 def send_the_master(plant):
     """A whole fragment carries the syncer's master instead of the published version."""
 
@@ -475,6 +493,7 @@ BUGS = {
     never_heal: 36,
     ask_once: 23,
     lose_momentum: 2,
+    settle_too_early: 5,
     send_the_master: 21,
     skip_directory_sync: 24,
     skip_file_sync: 24,

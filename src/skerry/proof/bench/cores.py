@@ -95,3 +95,9 @@ def memory_bytes(pid: int, which: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{which}:")), None)
+
+
+def forget_peak(pid: int) -> None:
+    """Have `VmHWM` of a process count from now on, where the system can."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")

@@ -78,7 +78,8 @@ class SimLink:
             world.at(wait_s, lambda: self._arrive(sender.other, is_bulk, data, is_first))
         if tag is not None:
             sent = Sent(sender.peer, tag)
-            world.at(world.random.uniform(0, mean_s), lambda: self._tell(sender, sent))
+            leave_s = mean_s + (weather.leave_s if is_bulk else 0.0)
+            world.at(world.random.uniform(0, leave_s), lambda: self._tell(sender, sent))
 
     def _frames(self, message: Message, payload: Payload | None) -> bytes:
         if payload is None:
@@ -147,7 +148,7 @@ class SimEndpoint:
     def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
         end = self.ends.get(peer)
         if end is not None and end.up:
-            self.world.oracle.check_leaving(message, payload)
+            self.world.oracle.check_leaving(end.link.learner, message, payload)
             end.link.carry(end, message, payload, tag)
 
     def drop(self, peer: int, reason: str) -> None:

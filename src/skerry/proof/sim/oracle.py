@@ -52,6 +52,7 @@ class Oracle:
         self.said: dict[tuple[str, int, int, int], int] = {}  # (learner, life, fragment, seq) -> what it contributed
         self.booked: dict[tuple[str, int, int], tuple[int, int]] = {}
         self.merged_to: dict[tuple[str, int, int], int] = {}
+        self.merged_seq: dict[tuple[str, int, int], int] = {}  # of the newest contribution in a durable version
         self.saw: Counter[str] = world.saw
 
     # ------------------------------------------------------------------------------------------ the disk
@@ -123,10 +124,11 @@ class Oracle:
             self.booked[key] = (row.to_step, row.to_tokens)
             if row.fate == MERGED:
                 self.merged_to[key] = row.to_step
+                self.merged_seq[key] = row.seq
 
     # ------------------------------------------------------------------------------------------ the wire
 
-    def check_leaving(self, message: Message, payload: Payload | None) -> None:
+    def check_leaving(self, learner: str, message: Message, payload: Payload | None) -> None:
         """What a message of the syncer speaks of is durable when it leaves: it may arrive, whatever comes then."""
         match message:
             case Welcome():
@@ -135,15 +137,18 @@ class Oracle:
                     is_known, "I13 fencing", f"life {message.life} of {message.learner} leaves before it is on the disk"
                 )
             case Publication():
-                self._check_publication(message, payload)
+                self._check_publication(learner, message, payload)
             case Done():
                 is_closed = self.audit.state is not None and self.audit.state.phase == "closed"
                 need(is_closed, "I4 acked is durable", "the end is told before it is on the disk")
 
-    def _check_publication(self, message: Publication, payload: Payload) -> None:
+    def _check_publication(self, learner: str, message: Publication, payload: Payload) -> None:
         p, version = message.fragment, message.version
         need(version <= self.versions[p], "I4 acked is durable", f"{p}.{version} leaves before it is on the disk")
         need(self.published[p, version] == message.digest, "I3 one line of versions", f"{p}.{version} has two digests")
+        if version == self.versions[p]:  # those before it, of a chain, do not speak of what is settled
+            merged = self.merged_seq.get((learner, message.life, p), 0)
+            need(message.settled_seq == merged, "I1 exactly once", f"{p}.{version} has {merged} in it: {message}")
         if message.base_version == FULL:
             algebra = self.world.algebra
             is_it = algebra.digest(algebra.decode(payload)) == message.digest

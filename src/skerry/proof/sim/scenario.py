@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from skerry import config as configs
+from skerry.core.flow import WINDOW_BYTES
 from skerry.proof.chaos.plan import Fault, FaultPlan, schedule
 from skerry.proof.sim.algebra import BYTES
 
@@ -40,6 +41,7 @@ CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 INT2_SHARE = 0.2  # of the seeds, each way
 TURNS_S = (0.0, 0.02, 0.1, 0.5)
 LATE_SHARE = 0.35  # of the seeds: merges and inspections take time, and overtake each other
+NARROW_SHARE = 0.35  # of the seeds: the window has room for one fragment, and what is sent takes its time to leave
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
@@ -56,6 +58,8 @@ class Scenario:
     fault_s: float
     turn_s: float = 0.0  # for so long at most the syncer lets events wait for each other
     gone: str = ""  # a learner that does not come back when everything else does
+    window_bytes: int = WINDOW_BYTES  # on their way to a learner; 1: a fragment at a time
+    leave_s: float = 0.0  # how long a payload takes at most to leave, beyond what it takes to arrive
     work_s: float = 0.0  # what a merge or an inspection takes, on average; 0: it is carried out at once
 
     @property
@@ -75,6 +79,7 @@ def draw(seed: int) -> Scenario:
     adopt = random.Random(f"adopt {seed}").choice(ADOPT)
     config = replace(config, learner=replace(config.learner, adopt=adopt), wire=_some_int2(config.wire, seed))
     work_s, interrupts = _late_work(seed)
+    window_bytes, leave_s = _narrow_window(seed)
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,
@@ -89,6 +94,8 @@ def draw(seed: int) -> Scenario:
         turn_s=random.Random(f"turn {seed}").choice(TURNS_S),
         gone=r.choice(names) if may_go and r.random() < 0.1 else "",
         work_s=work_s,
+        window_bytes=window_bytes,
+        leave_s=leave_s,
     )
 
 
@@ -98,6 +105,11 @@ def _late_work(seed: int) -> tuple[float, tuple[str, ...]]:
     if r.random() >= LATE_SHARE:
         return 0.0, ()
     return r.choice([0.03, 0.2, 0.6]), (INTERRUPT,) * r.choice([0, 2])
+
+
+def _narrow_window(seed: int) -> tuple[int, float]:
+    r = random.Random(f"window {seed}")
+    return (1, r.choice([0.0, 1.0, 3.0])) if r.random() < NARROW_SHARE else (WINDOW_BYTES, 0.0)
 
 
 def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs.Config:

@@ -40,6 +40,7 @@ RARE = (
     "clock jump",
     "optimizer reset",
     "left",
+    "version waited for the window",
     "held while its fragment merged",
     "merges committed together",
     "work overtaken by later work",

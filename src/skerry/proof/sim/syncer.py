@@ -109,7 +109,13 @@ class SyncerProcess:
         self.store = Store.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
         self.world.oracle.recovered(self.store)
         self.node = self.learners.node = SyncerNode(
-            self.store, self.learners, self.clock, self.world.algebra, self, self._pool()
+            self.store,
+            self.learners,
+            self.clock,
+            self.world.algebra,
+            self,
+            self._pool(),
+            self.world.scenario.window_bytes,
         )
         self.driver = SyncerDriver(self.node, self.learners, self.clock)
         self.node.commits_per_collect = COMMITS_PER_COLLECT
@@ -175,6 +181,8 @@ class SyncerProcess:
         if refused != self._refused:
             self.world.saw.update({f"refused: {k}": n - self._refused.get(k, 0) for k, n in refused.items()})
             self._refused = refused
+        waiting = any(member.waiting for member in self.node.machine.members.values())
+        self.world.saw["version waited for the window"] += waiting
         self.world.oracle.check_syncer(self)
 
     def _look_at(self, c: Contribution) -> None:

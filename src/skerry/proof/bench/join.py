@@ -1,0 +1,148 @@
+"""How long a learner takes to get the whole model: a real syncer process, and a real learner without a training loop.
+
+The model is random numbers. The learner has the product's own shell, node and arithmetic: it checks what it gets and
+copies it into parameters, and takes no step. With a link the two talk through the proxy of `proof/chaos`, which runs in
+this process too. The clock runs from the learner's start until the model stands in its parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from skerry import algo
+from skerry import config as configs
+from skerry.algo.fragments import Fragment, Layout
+from skerry.config import Config
+from skerry.errors import Refusal
+from skerry.node.algebra import Array
+from skerry.node.learner import Pending
+from skerry.plan.layouts import even
+from skerry.proof.bench import cores
+from skerry.proof.chaos.proxy import Lane, Proxy, Weather
+from skerry.run.genesis import begin
+from skerry.shell.learner import LearnerShell
+from skerry.shell.local import LocalRun
+from skerry.store.store import Store
+
+MINUTES = configs.most("run.minutes")  # a budget that no measurement spends
+JOIN_S_MAX = 600.0
+ROUTE = "learner"
+
+
+class Link(Struct, frozen=True):
+    """What lies between learner and syncer; the defaults are loopback itself, without a proxy."""
+
+    round_trip_s: float = 0.0
+    bits_per_s: float = 0.0  # each way; 0: as fast as it goes
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.round_trip_s and not self.bits_per_s
+
+
+class Joined(Struct, frozen=True):
+    """One join; None where the system does not tell, or the link has no rate."""
+
+    params: int
+    fragments: int
+    link: Link
+    model_bytes: int
+    wire_bytes: int  # that the learner read in all
+    joined_s: float
+    needed_s: float | None  # by the model's bytes at the link's rate
+    syncer_state_bytes: int  # 12 a parameter
+    syncer_before_bytes: int | None  # in memory, before the learner came
+    syncer_peak_bytes: int | None  # since then
+    learner_peak_bytes: int | None  # of this process, proxy and all
+
+
+class PlainParameters:
+    """Parameters of no framework: a flat array a fragment."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Array] = {}
+
+    def write(self, fragment: Fragment, values: Array) -> None:
+        self.values[fragment.index] = values.copy()
+
+    def add(self, fragment: Fragment, increment: Array) -> None:
+        self.values[fragment.index] += increment
+
+    def read(self, fragment: Fragment) -> Pending:
+        values = self.values[fragment.index].copy()
+        return lambda: values
+
+    def blend(self, fragment: Fragment, towards: Array, alpha: float) -> None: ...
+    def reset_optimizer(self) -> None: ...
+
+
+def measure(params: int, link: Link, overrides: list[tuple[str, object]], tell: Callable[[str], None]) -> Joined:
+    base = Config(run=configs.Run(name="bench", learners=1, minutes=MINUTES))
+    config = configs.validate(configs.resolve(base, None, overrides))
+    if params < config.sync.num_fragments:
+        raise Refusal(f"--params {params}: fewer than the {config.sync.num_fragments} fragments (sync.num_fragments)")
+    layout = even(params, config.sync.num_fragments)
+    algo.warm_up()
+    with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
+        local = LocalRun(Path(folder), [], [])
+        tell("writing the model's first version")
+        _create(local.run_dir, config, layout)
+        with local.ends_everything():
+            tell("starting the syncer")
+            local.start_syncer()
+            tell("joining")
+            return _join(local, config, layout, params, link)
+
+
+def _create(root: Path, config: Config, layout: Layout) -> None:
+    dice = np.random.default_rng(config.run.seed)
+    with Store.open(root) as store:
+        begin(store, config, layout, lambda fragment: dice.standard_normal(fragment.size, np.float32))
+
+
+def _join(local: LocalRun, config: Config, layout: Layout, params: int, link: Link) -> Joined:
+    assert local.syncer is not None and local.syncer.process is not None
+    pid = local.syncer.process.pid
+    before = cores.memory_bytes(pid, "VmRSS")
+    cores.forget_peak(pid)
+    with _reached(local.port, link) as port:
+        began = time.monotonic()
+        shell = LearnerShell("bench", layout, PlainParameters(), "127.0.0.1", port, None)
+        shell.start(JOIN_S_MAX)
+        joined_s = time.monotonic() - began
+        wire_bytes = shell.client.bytes_in
+        shell.close(timeout_s=0.0)
+    return Joined(
+        params=params,
+        fragments=config.sync.num_fragments,
+        link=link,
+        model_bytes=4 * params,
+        wire_bytes=wire_bytes,
+        joined_s=joined_s,
+        needed_s=4 * params * 8 / link.bits_per_s if link.bits_per_s else None,
+        syncer_state_bytes=12 * params,
+        syncer_before_bytes=before,
+        syncer_peak_bytes=cores.memory_bytes(pid, "VmHWM"),
+        learner_peak_bytes=cores.memory_bytes(os.getpid(), "VmHWM"),
+    )
+
+
+@contextlib.contextmanager
+def _reached(port: int, link: Link) -> Iterator[int]:
+    """The port to dial: the syncer's own, or that of a proxy before it."""
+    if link.is_plain:
+        yield port
+        return
+    lane = Lane(link.round_trip_s / 2, link.bits_per_s)
+    with Proxy() as proxy:
+        near = proxy.add(ROUTE, "127.0.0.1", port)
+        proxy.set(ROUTE, Weather(up=lane, down=lane))
+        yield near
