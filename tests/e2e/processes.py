@@ -105,10 +105,12 @@ def write_genesis(path, shapes=SHAPES):
 class Running:
     """A command left running, its output in files."""
 
+    command = staticmethod(command)
+
     def __init__(self, folder, *words):
         self.out, self.err = folder / "stdout.txt", folder / "stderr.txt"
         with self.out.open("ab") as out, self.err.open("ab") as err:
-            self.process = subprocess.Popen(command(*words), stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            self.process = subprocess.Popen(self.command(*words), stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
     @property
     def said(self):

@@ -243,7 +243,6 @@ def test_lossless_contributions_are_for_the_end_alone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"protocol": PROTOCOL + 1}, "upgrade the older"),
         ({"learner": ""}, "use 1 to 64 of"),
         ({"learner": "../run"}, "use 1 to 64 of"),
         ({"learner": "x" * 65}, "use 1 to 64 of"),
@@ -256,6 +255,19 @@ def test_who_cannot_take_part_is_told_why_and_leaves_no_trace(house, changes, sa
     refused, lost = a.say(a.hello(**changes))
     assert isinstance(refused, Refused) and refused.is_final and says in refused.text and "\n" not in refused.text
     assert isinstance(lost, Lost) and not a.is_in and house.lives == []
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
+def test_who_speaks_another_protocol_is_turned_away_but_not_for_good_and_said_once(house, caplog, protocol):
+    for _ in range(3):
+        a = Caller(house)
+        refused, lost = a.say(a.hello(protocol=protocol, layout=b"whatever that is", layout_digest="?"))
+        assert isinstance(refused, Refused) and not refused.is_final and isinstance(lost, Lost) and not a.is_in
+        assert refused.text == f"the syncer speaks protocol {PROTOCOL} and the learner {protocol}: upgrade the older"
+    assert house.lives == []
+    assert [message for message in caplog.messages if "protocol" in message] == [
+        f"refused a learner, which will come again: {refused.text}"
+    ]
 
 
 def test_a_layout_nobody_can_read_is_no_hello(house, caplog):
@@ -386,7 +398,7 @@ def test_the_end_of_an_older_connection_is_not_the_end_of_this_one(island):
 def test_a_refusal_ends_the_learner_only_if_it_is_final(island):
     island.link()
     island.tell(Refused("the tape lost its end", "ahead"))
-    assert island.node.left is None
+    assert island.node.left is None and island.uplink.turned_away == "the tape lost its end"
     island.tell(Refused("use another name"))
     assert island.node.left == Leave("refused", Refused("use another name"))
 

@@ -8,7 +8,7 @@ import pytest
 from node.pair import NumpyParameters
 from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
 from skerry import config as configs
-from skerry.core.messages import Answer, Ask, Report
+from skerry.core.messages import PROTOCOL, Answer, Ask, Hello, Refused, Report
 from skerry.errors import ConfigError, JoinTimeout
 from skerry.shell import learner as learner_shell
 from skerry.shell.learner import LearnerShell, fetch_config, join_timeout
@@ -68,6 +68,47 @@ def test_a_wrong_address_is_said_with_what_was_tried_and_for_how_long(shells, wh
 def test_a_syncer_that_does_not_answer_is_none(shells, hands, what):
     with pytest.raises(JoinTimeout, match="connected, and no answer yet"):
         waits_in_vain(shells, what, "127.0.0.1", hands().server.port)
+
+
+@pytest.mark.parametrize("what", ["start", "fetch_config"])
+def test_a_syncer_of_another_protocol_is_waited_for_and_named(shells, hands, what, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", SHORT_S / 3)
+    hand = hands(protocol=PROTOCOL + 1)
+    with pytest.raises(JoinTimeout) as timeout:
+        waits_in_vain(shells, what, "127.0.0.1", hand.server.port)
+    differs = f"the syncer speaks protocol {PROTOCOL + 1} and the learner {PROTOCOL}: upgrade the older"
+    assert f"for 0.3 s: {differs}; " in str(timeout.value)
+    assert f"waiting for syncer 127.0.0.1:{hand.server.port} ({differs})" in caplog.messages
+
+
+def test_one_that_is_turned_away_at_its_first_hello_waits_and_joins_when_that_is_put_right(shells, hands):
+    hand = hands()
+
+    def put_right():
+        hand.hear(Hello)
+        hand.say(Refused("not yet", "ahead"))
+        hand.server.drop(hand.peer, "not yet")
+        hand.hear(Lost)
+        hand.take_in()
+
+    syncer = at_once(put_right)
+    shell = shells("127.0.0.1", hand.server.port)
+    shell.start(WAIT_S)
+    assert is_over(syncer) and shell.is_running and not shell.driver.uplink.turned_away
+
+
+def test_one_that_is_turned_away_at_every_hello_says_why_when_it_gives_up(shells, hands):
+    hand = hands()
+
+    def refuse():
+        hand.hear(Hello)
+        hand.say(Refused("not yet", "ahead"))
+
+    syncer = at_once(refuse)
+    shell = shells("127.0.0.1", hand.server.port)
+    assert is_over(syncer)
+    with pytest.raises(JoinTimeout, match=r"for 0\.3 s: not yet; "):
+        shell.start(SHORT_S)
 
 
 def test_only_a_syncer_that_is_not_there_is_given_up(shells, hands):

@@ -137,11 +137,18 @@ def test_tokens_that_differ_are_refused_for_good(net, syncer_token, learner_toke
 
 
 @pytest.mark.parametrize(("syncer", "learner"), [(1, 2), (2, 1)])
-def test_a_protocol_mismatch_names_both_versions(net, syncer, learner):
+def test_a_protocol_mismatch_names_both_versions_and_the_learner_dials_until_it_is_gone(net, syncer, learner):
     server, _ = net.server(protocol=syncer, token=b"right")
-    _, inbox = net.client(server.port, protocol=learner, token=b"wrong")
-    reason = expect(inbox, Received).message.text
-    assert f"syncer speaks protocol {syncer}" in reason and f"learner {learner}" in reason
+    client, inbox = net.client(server.port, protocol=learner, token=b"right")
+    for _ in range(2):
+        refused = expect(inbox, Received).message
+        assert isinstance(refused, Refused) and not refused.is_final
+        assert f"syncer speaks protocol {syncer}" in refused.text and f"learner {learner}" in refused.text
+        assert client.trouble == refused.text
+    server.close()
+    _, server_inbox = net.server(port=server.port, protocol=learner, token=b"right")
+    assert isinstance(expect_sooner_or_later(inbox, Opened), Opened) and expect(server_inbox, Opened)
+    assert not client.trouble
 
 
 def test_the_syncer_refuses_another_protocol_before_it_looks_at_the_token(net):
@@ -150,7 +157,7 @@ def test_the_syncer_refuses_another_protocol_before_it_looks_at_the_token(net):
     assert read_handshake(sock, LEARNER).locked
     sock.sendall(encode(Proof(PROTOCOL + 1, bytes(32), b"")))
     denied = read_handshake(sock, LEARNER)
-    assert denied.final and f"protocol {PROTOCOL}" in denied.reason and f"learner {PROTOCOL + 1}" in denied.reason
+    assert not denied.final and f"protocol {PROTOCOL}" in denied.reason and f"learner {PROTOCOL + 1}" in denied.reason
 
 
 def test_a_proof_is_good_for_one_challenge_only(net):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
-PROTOCOL = 2
+PROTOCOL = 2  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
 
@@ -139,8 +139,8 @@ class Refused(Struct, frozen=True, tag=True):
 
     @property
     def is_final(self) -> bool:
-        """Else it ends the connection alone: something is wrong on the syncer's side, and until it is put right a
-        learner trains on and dials again."""
+        """Else it ends the connection alone: something is wrong on the syncer's side, or one side is to be upgraded,
+        and until that is put right a learner trains on and dials again."""
         return self.why != "ahead"
 
 

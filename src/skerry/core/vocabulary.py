@@ -50,8 +50,9 @@ Refusal = Literal[
 """Why a contribution is not held."""
 
 Dismissal = Literal["unfit", "closed", "taken over", "ahead"]
-"""Why a process is sent away: it does not fit the run, the run is over, a newer process has its name, or it has seen
-what the syncer's tape does not hold. Only the last is not for good."""
+"""Why a process is sent away: it does not fit the run, the run is over, a newer process has its name, or one of the two
+is ahead of the other: the learner has seen what the syncer's tape does not hold, or either speaks a newer protocol.
+Only the last is not for good, which builds of every version know."""
 
 GivenUp = Literal["stale", "settled but not at hand", "not finite", "refused"]
 """Why a learner gave its drift up and went on from the published model."""

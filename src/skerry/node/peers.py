@@ -32,10 +32,11 @@ from skerry.core.messages import (
 from skerry.errors import ProtocolError
 from skerry.node.learner import LearnerNode
 from skerry.node.syncer import SyncerNode
+from skerry.wire.handshake import mismatch
 from skerry.wire.transport import Endpoint, Lost, Opened, Received, Sent, WireEvent
 
 NAME = re.compile(r"[a-z0-9._-]{1,64}")
-TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that will not have this learner at present
+TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that will not have a learner at present
 
 log = logging.getLogger("skerry.syncer")
 learner_log = logging.getLogger("skerry.learner")
@@ -52,6 +53,7 @@ class Learners:
         self.links: dict[tuple[str, int], int] = {}  # (learner, life) -> peer
         self.joining: dict[str, int] = {}  # learner -> peer that said hello and is not welcomed yet
         self._turned_away: set[int] = set()  # peers of learners that come again every few seconds: their end is no news
+        self._said_at = float("-inf")  # that there are such, because of their protocol
 
     # ------------------------------------------------------------------------------------------ wire -> node
 
@@ -97,22 +99,33 @@ class Learners:
     def _hello(self, peer: int, hello: Hello, now: float) -> None:
         if peer in self.peers:
             raise ProtocolError("a second hello")
-        reason = self._objection(hello)
-        if reason:
-            log.warning("refused a learner: %s", reason)
-            self.endpoint.send(peer, Refused(reason))
-            self.endpoint.drop(peer, reason)
+        refused = self._objection(hello)
+        if refused is not None:
+            self._refuse(peer, refused, now)
             return
         self.joining[hello.learner] = peer
         self.node.handle(Joined(hello.learner, hello.process, hello.life), now)
         self.joining.pop(hello.learner, None)
 
-    def _objection(self, hello: Hello) -> str:
-        """Why this learner cannot take part, in one line; empty if it can."""
+    def _refuse(self, peer: int, refused: Refused, now: float) -> None:
+        if refused.is_final:
+            log.warning("refused a learner: %s", refused.text)
+        else:
+            self._turned_away.add(peer)
+            if now - self._said_at >= TURNED_AWAY_SAYS_S:
+                self._said_at = now
+                log.warning("refused a learner, which will come again: %s", refused.text)
+        self.endpoint.send(peer, refused)
+        self.endpoint.drop(peer, refused.text)
+
+    def _objection(self, hello: Hello) -> Refused | None:
+        """Why this learner cannot take part; None if it can. Whoever speaks another protocol may yet be upgraded."""
         if hello.protocol != PROTOCOL:
-            return (
-                f"protocol {hello.protocol} of the learner is not protocol {PROTOCOL} of the syncer: upgrade the older"
-            )
+            return Refused(mismatch(syncer=PROTOCOL, learner=hello.protocol), "ahead")
+        reason = self._misfit(hello)
+        return Refused(reason) if reason else None
+
+    def _misfit(self, hello: Hello) -> str:
         if not NAME.fullmatch(hello.learner):
             return f"learner name {hello.learner[:80]!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
         if hello.layout_digest == self.node.layout.digest:
@@ -187,6 +200,7 @@ class Uplink:
 
     def __init__(self) -> None:
         self.peer: int | None = None
+        self.turned_away = ""  # why the last syncer that was reached would not have this learner at present
         self._is_turned_away = False  # on this connection: it is about to end, which is no news
         self._said_at = float("-inf")
 
@@ -202,6 +216,8 @@ class Uplink:
             case Received(message=Refused(is_final=False) as refused):
                 self._turned_away(refused.text)
             case Received():
+                if isinstance(event.message, Welcome):
+                    self.turned_away = ""
                 self.node.told(event.message, event.payload, event.payload_s)  # type: ignore[arg-type]
             case Sent():
                 if isinstance(event.tag, tuple):
@@ -215,8 +231,13 @@ class Uplink:
                         self.node.handle(Unlinked())
 
     def _turned_away(self, why: str) -> None:
-        """The syncer hangs up and the endpoint dials again, until the right run is served; training goes on."""
-        self._is_turned_away = True
+        """The syncer hangs up and the endpoint dials again, until the right run is served; training goes on.
+
+        Whoever has not joined yet is told by who waits for it.
+        """
+        self.turned_away, self._is_turned_away = why, True
+        if self.node.machine is None:
+            return
         if self.node.clock() - self._said_at >= TURNED_AWAY_SAYS_S:
             self._said_at = self.node.clock()
             learner_log.warning("not taken in, training goes on: %s", why)

@@ -46,9 +46,12 @@ class Patience:
         """The syncer is there: whatever takes time now is its own, or the link's."""
         self._began_at = time.monotonic()
 
-    def look(self) -> None:
-        """Say now and then that nobody is there; `JoinTimeout` when that has been so for too long."""
-        now, trouble = time.monotonic(), self.client.trouble or "connected, and no answer yet"
+    def look(self, turned_away: str = "") -> None:
+        """Say now and then that nobody takes it in; `JoinTimeout` when that has been so for too long.
+
+        `turned_away` is what a syncer that was reached has against it at present.
+        """
+        now, trouble = time.monotonic(), turned_away or self.client.trouble or "connected, and no answer yet"
         if self.limit_s and now - self._began_at >= self.limit_s:
             raise JoinTimeout(
                 f"no syncer took this learner in at {self.client.address} for {self.limit_s:g} s: {trouble}; check the "
@@ -84,7 +87,7 @@ class LearnerShell:
         while self.driver.is_joining and self._failure is None:
             if self.driver.is_linked:
                 patience.refresh()
-            patience.look()
+            patience.look(self.driver.uplink.turned_away)
             self._stand()
         self._check()
         self._stepped_at = time.monotonic()
@@ -177,7 +180,7 @@ def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: floa
                     client.send(event.peer, Ask())
                 case Received(message=Answer() as answer):
                     return configs.decode(answer.config)
-                case Received(message=Refused() as refused):
+                case Received(message=Refused() as refused) if refused.is_final:
                     raise RefusedError(refused.text, refused.why)
     finally:
         client.close()

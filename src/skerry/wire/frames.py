@@ -75,9 +75,10 @@ PayloadLimit = Callable[[Message], int]  # the one legal payload length of a bul
 class Challenge(Struct, frozen=True, tag=True):
     """Syncer, on every new connection: prove that you hold the token, if there is one."""
 
-    protocol: int
+    protocol: int  # of the handshake
     nonce: bytes
     locked: bool
+    speaks: int = 2  # behind the handshake; builds that did not say so speak this
 
 
 class Proof(Struct, frozen=True, tag=True):

@@ -1,13 +1,15 @@
 """The handshake of one connection, as functions from what was heard to what to say.
 
-    syncer  -> Challenge   its protocol and a nonce
+    syncer  -> Challenge   a nonce, and the protocol it speaks behind the handshake
     learner -> Proof       on the control connection: a nonce of its own, and the MAC of both under the token
                or Attach   on the bulk connection: the same, and the session that the control connection got
                or Inquire  by whoever wants to know the status: as Proof; it comes as a message, behind the answer
     syncer  -> Attached    the session, and the syncer's own MAC; or Denied, with a reason
 
 Rules that hold here: each side proves the token over the other's fresh nonce, and the token itself is never
-sent. A refusal is one line that says what to do about it. Nothing here knows sockets, peers or time.
+sent. A refusal is one line that says what to do about it; it is for good if the token is wrong, but not if one side is
+older: it may be upgraded at any time, and the other one must still be there then. Nothing here knows sockets, peers or
+time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from skerry.errors import ProtocolError, WireError
-from skerry.wire.frames import NONCE_BYTES, SESSION_BYTES, Attach, Attached, Challenge, FromLearner, Inquire, Proof
+from skerry.wire.frames import (
+    NONCE_BYTES,
+    SESSION_BYTES,
+    Attach,
+    Attached,
+    Challenge,
+    Denied,
+    FromLearner,
+    Inquire,
+    Proof,
+)
+
+HANDSHAKE = 2  # its own version. Builds of 0.2 that hear another number give up for good: what changes is `PROTOCOL`
 
 Who = Literal["proof", "attach", "inquire", "syncer"]
 
@@ -28,7 +42,7 @@ class Credentials:
     """What one side brings to every handshake; without a token all proofs are empty."""
 
     token: bytes | None
-    protocol: int
+    protocol: int  # spoken behind the handshake
 
     def __post_init__(self) -> None:
         if self.token is not None and not self.token.strip():
@@ -42,13 +56,18 @@ class Credentials:
 
 
 def challenge(mine: Credentials, nonce: bytes) -> Challenge:
-    return Challenge(mine.protocol, nonce, mine.token is not None)
+    return Challenge(HANDSHAKE, nonce, mine.token is not None, mine.protocol)
 
 
-def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
-    """Why the learner that said this to our nonce is turned away for good; None if it is welcome."""
-    if said.protocol != mine.protocol:
-        return mismatch(syncer=mine.protocol, learner=said.protocol)
+def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> Denied | None:
+    """Why the learner that said this to our nonce is turned away; None if it is welcome."""
+    if said.protocol != HANDSHAKE:
+        return Denied(mismatch(syncer=HANDSHAKE, learner=said.protocol), final=False)
+    reason = _disproof(mine, nonce, said)
+    return None if reason is None else Denied(reason, final=True)
+
+
+def _disproof(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
     _check_nonce(said.nonce)
     if mine.token is not None and not said.mac:
         return "this syncer requires a token: name a copy of its file as token_file (or SKERRY_TOKEN_FILE)"
@@ -70,18 +89,25 @@ def welcome(mine: Credentials, nonce: bytes, said: FromLearner, session: bytes) 
 # ------------------------------------------------------------------------------------------------ the learner
 
 
+def disagreement(mine: Credentials, heard: Challenge) -> str:
+    """Why nothing can be said to this syncer as long as neither side is upgraded; empty if it can."""
+    if heard.protocol != HANDSHAKE:
+        return mismatch(syncer=heard.protocol, learner=HANDSHAKE)
+    return "" if heard.speaks == mine.protocol else mismatch(syncer=heard.speaks, learner=mine.protocol)
+
+
 def answer(mine: Credentials, nonce: bytes, heard: Challenge, session: bytes) -> FromLearner:
     """What proves the token to a syncer of our protocol; `session` is empty on a control connection."""
     _check_nonce(heard.nonce)
     if session:
-        return Attach(mine.protocol, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session))
-    return Proof(mine.protocol, nonce, _mac(mine, "proof", heard.nonce, nonce))
+        return Attach(HANDSHAKE, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session))
+    return Proof(HANDSHAKE, nonce, _mac(mine, "proof", heard.nonce, nonce))
 
 
 def inquiry(mine: Credentials, nonce: bytes, heard: Challenge) -> Inquire:
     """What proves the token to a syncer that is only to tell its status."""
     _check_nonce(heard.nonce)
-    return Inquire(mine.protocol, nonce, _mac(mine, "inquire", heard.nonce, nonce))
+    return Inquire(HANDSHAKE, nonce, _mac(mine, "inquire", heard.nonce, nonce))
 
 
 def check_welcome(mine: Credentials, nonce: bytes, heard_nonce: bytes, heard: Attached, session: bytes) -> None:
@@ -97,7 +123,7 @@ def check_welcome(mine: Credentials, nonce: bytes, heard_nonce: bytes, heard: At
 
 
 def mismatch(*, syncer: int, learner: int) -> str:
-    return f"the syncer speaks protocol {syncer} and the learner {learner}: install the same version on both"
+    return f"the syncer speaks protocol {syncer} and the learner {learner}: upgrade the older"
 
 
 def _check_nonce(nonce: bytes) -> None:
@@ -109,5 +135,5 @@ def _mac(mine: Credentials, who: Who, their_nonce: bytes, own_nonce: bytes, sess
     """HMAC under the token; `who` and fixed field lengths keep one proof from standing in for another."""
     if mine.token is None:
         return b""
-    text = who.encode().ljust(8) + struct.pack("<Q", mine.protocol) + their_nonce + own_nonce + session
+    text = who.encode().ljust(8) + struct.pack("<Q", HANDSHAKE) + their_nonce + own_nonce + session
     return hmac.digest(mine.token, text, "sha256")

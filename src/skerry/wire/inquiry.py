@@ -42,8 +42,8 @@ def _asked(sock: socket.socket, mine: Credentials, where: str, ends_at: float) -
     for item in _heard(sock, parser, ends_at):
         match item:
             case Challenge():
-                if item.protocol != mine.protocol:
-                    raise NoAnswer(f"{where}: {handshake.mismatch(syncer=item.protocol, learner=mine.protocol)}")
+                if item.protocol != handshake.HANDSHAKE:
+                    raise NoAnswer(f"{where}: its handshake is of another version: upgrade the older side")
                 heard_nonce = item.nonce
                 sock.sendall(frames.encode(handshake.inquiry(mine, nonce, item)))
             case Denied(final=True):

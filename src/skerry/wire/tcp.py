@@ -1,9 +1,9 @@
 """Sockets: the endpoint of a syncer (`Server`) and of a learner (`Client`), one I/O thread over epoll each.
 
 Rules that hold here: a syncer takes no more than a few strangers at a time, and the oldest makes way. A
-learner dials until it is let in, again whenever it loses the syncer, and stops only when it is closed, or
-refused for a reason that would stay. What happens on a connection after that is the same on both sides: see
-`endpoint`. What is said in a handshake is in `handshake`.
+learner dials until it is let in, again whenever it loses the syncer or that speaks another protocol, and stops
+only when it is closed, or refused for a reason that would stay. What happens on a connection after that is the
+same on both sides: see `endpoint`. What is said in a handshake is in `handshake`.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Server(TcpEndpoint):
 
     def _shake(self, connection: Connection, item: Handshake) -> None:
         assert isinstance(item, Proof | Attach | Inquire)  # the dialect decodes nothing else
-        if (refusal := handshake.refusal(self._credentials, connection.nonce, item)) is not None:
-            self._deny(connection, refusal, final=True)
+        if (denied := handshake.refusal(self._credentials, connection.nonce, item)) is not None:
+            self._deny(connection, denied.reason, denied.final)
         elif isinstance(item, Proof):
             session = secrets.token_bytes(SESSION_BYTES)
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session))
@@ -236,9 +236,8 @@ class Client(TcpEndpoint):
             raise ProtocolError(f"{type(item).__name__} out of turn")
 
     def _challenged(self, connection: Connection, item: Challenge) -> None:
-        ours = self._credentials.protocol
-        if item.protocol != ours:
-            self._refused(connection, handshake.mismatch(syncer=item.protocol, learner=ours))
+        if reason := handshake.disagreement(self._credentials, item):
+            self._turned_away(connection, reason)
             return
         answer = handshake.answer(self._credentials, connection.nonce, item, connection.session)
         connection.heard_nonce = item.nonce
@@ -257,6 +256,17 @@ class Client(TcpEndpoint):
             bulk.peer, bulk.session = peer.id, item.session
         except OSError as error:
             self._lose(peer, why(error))
+
+    def _turned_away(self, connection: Connection, reason: str) -> None:
+        """Not as both sides are now: tell the node, and dial again, for either may be upgraded."""
+        if connection.session:
+            self._fail(connection, reason)
+            return
+        self._close(connection)
+        self.trouble = one_line(reason)
+        self._emit(Received(next(self._peer_ids), Refused(self.trouble, "ahead"), None))
+        self._routes.clear()
+        self._back_off()
 
     def _refused(self, connection: Connection, reason: str) -> None:
         """Dialling again would not help: tell the node, and stop."""

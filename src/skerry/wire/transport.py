@@ -39,8 +39,8 @@ class Opened:
 class Received:
     """A message with its whole payload, which now belongs to the node.
 
-    One `Refused` may come without an `Opened`: the syncer will never have this learner as it is (its token or
-    protocol is wrong), and the endpoint has stopped dialling.
+    A `Refused` may come without an `Opened`. If it is final, the syncer will never have this learner as it is (its
+    token is wrong), and the endpoint has stopped dialling; else they speak different protocols, and it dials on.
     """
 
     peer: int
