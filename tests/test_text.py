@@ -8,6 +8,7 @@ from skerry.text import (
     count,
     counted,
     days,
+    lasting,
     mbit_per_s,
     milliseconds,
     near,
@@ -100,6 +101,12 @@ def test_one_is_not_many():
 def test_bytes_for_people():
     told = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_700: "1 MB", 1.5e9: "1.5 GB", 2e15: "2000 TB"}
     assert {n: size(n) for n in told} == told
+
+
+def test_times_for_people():
+    told = {0: "0.0 ms", 0.0004: "0.4 ms", 0.02: "20 ms", 0.9999: "1.0 s", 9.97: "10 s", 59.6: "1 min", 3590: "1.0 h"}
+    told |= {12600: "3.5 h", 2.1 * 86400: "2.1 d"}
+    assert {n: lasting(n) for n in told} == told
 
 
 def test_what_an_option_takes_and_from_where_to_where():

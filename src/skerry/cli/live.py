@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from skerry.text import lasting, size
+from skerry.text import counted, lasting, size
 
 LINE_S = 10.0
 PIPED_COLUMNS = 200
@@ -128,7 +128,7 @@ def syncer_line(status: dict[str, Any]) -> str:
         return f"syncer: silent for {silent:.0f} s; learners train on"
     return (
         f"syncer: {status['merges']} merges, {status['contributors_mean']:.1f} contributors on average, "
-        f"{status['rounds_open']} rounds open; waiting {status['waiting']}"
+        f"{counted(status['rounds_open'], 'round')} open; waiting {status['waiting']}"
     )
 
 
