@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -58,6 +59,7 @@ def compare(run_dir: Path, seeds: int) -> dict[str, Any]:
         "deviation": deviation,
         "deviation_max": max(abs(deviation[key]) for key in COMPARED),
         "compared": list(COMPARED),
+        "delays": msgspec.to_builtins(read.delays),
         "faults": dict(sorted(Counter(fault.kind for fault in read.faults).items())),
         "seeds": seeds,
     }
@@ -75,6 +77,11 @@ def _tell(found: dict[str, Any]) -> None:
             f"{found['deviation'][key]:+.1%}",
         )  # fmt: skip
     console.print(table)
+    d = found["delays"]
+    console.print(
+        f"nanoseconds a parameter: encoding {d['encode_ns']:.3g}, adopting {d['adopt_ns']:.3g}, looking through "
+        f"{d['inspect_ns']:.3g}, merging {d['merge_ns']:.3g}; seconds a commit {d['commit_s']:.3g}"
+    )
     twins, faults = counted(found["seeds"], "twin"), counted(sum(found["faults"].values()), "fault")
     if found["seeds"] > 1 and found["low"] == found["high"]:
         twins += ", all equal: every step was on the tape"

@@ -25,6 +25,7 @@ from skerry.proof.lab.job import CURVE_BATCHES, run
 from skerry.proof.lab.laboratory import STEP_S, Laboratory
 from skerry.proof.lab.results import Results
 from skerry.proof.lab.study import Job, Result, Setting
+from skerry.run.delays import NONE, Delays
 from skerry.train.data import Corpus, Stream, held_out_batches
 from skerry.train.gpt import GPT
 from skerry.train.inner import Inner, held_out_loss
@@ -38,6 +39,7 @@ SMALL = {
     "sync.num_fragments": 4, "sync.sync_every": 8,
 }  # fmt: skip
 MBIT_S = 0.02  # a fragment takes about four steps
+SLOW = Delays(encode_ns=1e5, adopt_ns=2e5, inspect_ns=1e4, merge_ns=2e5, commit_s=0.1)  # a sync takes steps
 DEATHS = {"speeds": (1, 0.5), "dead_share": 0.3, "dead_steps": 6}
 
 
@@ -81,6 +83,7 @@ WEATHERS: dict[str, Job] = {
     "unequal speeds and deaths": job_of(**DEATHS),
     "one comes for the middle half": job_of(away_half=1),
     "a slow link": job_of(mbit_s=MBIT_S),
+    "slow machines": job_of(delays=SLOW),
     "overwrite": job_of({"learner.adopt": "overwrite"}, speeds=(1, 0.5)),
     "blend": job_of({"learner.adopt": "blend"}, speeds=(1, 0.5)),
     "int8": job_of({"wire.codec_up": "int8", "wire.codec_down": "int8"}),
@@ -233,6 +236,21 @@ def test_a_link_is_as_slow_as_it_was_said_to_be(tmp_path: Path) -> None:
     up, down = [(s.up_bytes, s.up_s) for s in samples], [(s.down_bytes, s.down_s) for s in samples]
     assert any(sent for sent, _ in up) and any(sent for sent, _ in down)
     assert all(8e-6 * sent == pytest.approx(MBIT_S * took_s) for sent, took_s in up + down)
+
+
+def test_work_takes_as_long_as_it_was_said_to(tmp_path: Path) -> None:
+    """The least time from a snapshot to the version that has it, where the wire takes none."""
+    work = Delays(encode_ns=1e5, adopt_ns=2e5, merge_ns=4e5, commit_s=0.1)
+    spans = {}
+    for name, delays in (("none", NONE), ("some", work)):
+        job = job_of({"sync.policy": "fixed", "sync.sync_every": 1}, delays=delays, latency_s=0.0)
+        world = lived(job, tmp_path / name)
+        decisions = [fact.decision for fact in facts_of(tmp_path / name / "run") if isinstance(fact, Committed)]
+        rows = [row for decision in decisions if not decision.is_closing for row in decision.rows]
+        spans[name] = sum(row.steps for row in rows) / len(rows)
+        size = sum(world.sizes) / len(world.sizes)
+    sync_s = work.encode_s(size) + work.merge_s(size) + work.commit_s + work.adopt_s(size)
+    assert spans["some"] > sync_s / STEP_S > 2 * spans["none"]
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 1.0])

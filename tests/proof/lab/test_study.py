@@ -18,6 +18,7 @@ from skerry.proof.lab import study as studies
 from skerry.proof.lab.results import Results
 from skerry.proof.lab.study import read
 from skerry.proof.lab.workers import execute
+from skerry.run.delays import MEASURED, Delays
 
 GOOD = """
 name = "good"
@@ -48,6 +49,29 @@ def write(tmp_path):
 # ---------------------------------------------------------------------------------------------- reading
 
 
+def test_a_study_names_its_delays_and_none_is_what_there_was_before(write):
+    def of(said):
+        return read(write(GOOD.replace("lab.dead_steps = 20", f"lab.dead_steps = 20\nlab.delays = {said}"))).jobs
+
+    absent, none, measured = read(write(GOOD)).jobs, of('"none"'), of('"measured"')
+    figures = of("{ encode_ns = 1, commit_s = 0.01 }")
+    assert [job.key for job in none] == [job.key for job in absent]
+    assert none[1].setting.delays == Delays() and measured[1].setting.delays == MEASURED
+    assert figures[1].setting.delays == Delays(encode_ns=1, commit_s=0.01)
+    assert len({job.key for job in (absent[1], measured[1], figures[1])}) == 3
+    assert measured[0].key == absent[0].key, "data-parallel training has none of it"
+
+
+def test_a_result_from_before_there_were_delays_counts_for_a_study_without(write, tmp_path):
+    job = read(write(GOOD)).jobs[1]
+    result = result_of(job)
+    setting = {key: value for key, value in result.setting.items() if key != "delays"}
+    old = msgspec.structs.replace(result, setting=setting, key=studies.digest(result.config, setting))
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(msgspec.json.encode(old) + b"\n")
+    assert Results(file).of(job) is not None
+
+
 def test_a_study_says_what_differs_from_the_defaults(write):
     study = read(write(GOOD))
     order = [(job.seed, job.variant) for job in study.jobs]
@@ -76,6 +100,14 @@ def test_narrowed_to_some_variants_and_seeds(write):
         (('name = "good"', 'name = "Good One"'), "good.toml: name = 'Good One': use 1 to 64 of a-z"),
         (('"dp"', '"dpp"'), "good.toml: baseline = 'dpp': no such variant: did you mean dp?"),
         (('"dp"', "3"), "good.toml: baseline = 3: must be text"),
+        (
+            ("lab.dead_steps = 20", 'lab.delays = "measurd"'),
+            "good.toml, variant dp: lab.delays = 'measurd': did you mean measured?, or a table of figures",
+        ),
+        (
+            ("lab.dead_steps = 20", "lab.delays = { commit_s = 99 }"),
+            "good.toml, variant dp: lab.delays.commit_s = 99: must be from 0 to 60",
+        ),
         (("quorum = 2", "quorum = 5"), "good.toml, variant faults: sync.quorum = 5: more than the 4 learners"),
         (("sync.quorum", "sync.qorum"), "good.toml, variant faults: unknown key sync.qorum: did you mean quorum?"),
         (("sync.quorum", "synk.quorum"), "good.toml, variant faults: unknown table synk: did you mean sync?"),

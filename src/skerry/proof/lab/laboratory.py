@@ -3,7 +3,7 @@
 Learners step on a common grid, a learner of speed 1/n every n-th tick, so that steps that end together are computed
 together. Everything between is what production runs: reports, rounds, quorum and grace, contributions, merges,
 publications, adoption, lives. Only the wire is a delay, the clock is virtual, and values stay on the device
-(`lab.algebra`).
+(`lab.algebra`); what the product's own work takes there is charged as the setting says (`sim.workers`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Pending
 from skerry.node.observers import Unwatched
 from skerry.node.peers import Learners
-from skerry.node.syncer import SyncerNode
+from skerry.node.syncer import SyncerNode, Work
 from skerry.node.turns import SyncerDriver
+from skerry.node.work import Pool
 from skerry.proof.lab.algebra import Device
 from skerry.proof.lab.feed import Feed
 from skerry.proof.lab.stack import Stack, initial
@@ -35,6 +36,8 @@ from skerry.proof.lab.study import PRODUCT, Job
 from skerry.proof.lab.trials import Trials
 from skerry.proof.sim.lines import Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
+from skerry.proof.sim.workers import NodeThread, TimedWorkers
+from skerry.run.delays import NONE
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import begin
 from skerry.store.store import Store
@@ -83,8 +86,9 @@ class Laboratory(Timeline):
         self.learners = Learners()
         self.before_close: tuple[Values, ...] = ()
         self.store = Store.open(folder, clock=self.clock)
+        self.sizes = [fragment.size for fragment in self.fragments]
         self.syncer = self.learners.node = SyncerNode(
-            self.store, self.learners, self.clock, self.algebra, BeforeClose(self)
+            self.store, self.learners, self.clock, self.algebra, BeforeClose(self), self._pool()
         )
         self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.hub = self.learners.endpoint = Hub()
@@ -92,6 +96,14 @@ class Laboratory(Timeline):
 
     def clock(self) -> float:
         return self.now
+
+    def _pool(self) -> Pool[Work] | None:
+        delays, count = self.setting.delays, self.config.merge.threads
+        return TimedWorkers(self, delays, self.sizes, count, self._wake) if delays != NONE else None
+
+    def _wake(self) -> None:
+        """A worker has ended something; the syncer's next turn takes it in."""
+        self.driver.turn()
 
     # ------------------------------------------------------------------------------------------ what is asked of it
 
@@ -161,6 +173,7 @@ class Island:
     """A learner's place: its row of the stack, its data, and its processes one after the other."""
 
     driver: LearnerDriver
+    thread: NodeThread
     link: LabLine
 
     def __init__(self, world: Laboratory, row: int) -> None:
@@ -184,6 +197,7 @@ class Island:
         self.is_alive, self.began_tick = True, None
         process = f"{self.name}-{self._lives}"
         self.driver = LearnerDriver(self.name, world.layout, self, process, world.clock, world.algebra)
+        self.thread = NodeThread(world, world.setting.delays, world.sizes)
         self.link = self.driver.uplink.endpoint = LabLine(world, self)
         if not world.setting.keep_optimizer:
             world.stack.reset(self.row)
@@ -278,7 +292,7 @@ class LabLine(Line):
 
     def __init__(self, world: Laboratory, island: Island) -> None:
         self.world, self.island = world, island
-        super().__init__(world.hub, world, island.name, 0.0)
+        super().__init__(world.hub, world, island.name, 0.0, island.thread)
 
     def trip(self, way: str, message: Message, payload: Payload | None) -> Trip:
         setting, takes_s = self.world.setting, 0.0

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from skerry import config as configs
 from skerry.config import Config
 from skerry.errors import ConfigError, StudyError
+from skerry.run.delays import MEASURED, NONE, Delays
 from skerry.text import near
 from skerry.train.shapes import shape_of
 
@@ -30,6 +31,7 @@ WHOLE = 0.05  # 1 / speed may miss a whole number by this much: 0.33 is a third
 HEAD = ("name", "about", "seeds", "baseline", "common", "variants")
 REPLICA = ("run", "model", "data", "learner")  # what data-parallel training reads
 TABLES = (*Config.__struct_fields__, "lab")
+DELAYS = {"none": NONE, "measured": MEASURED}  # by figures in a job's key, so that other measurements are another job
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 
@@ -65,6 +67,7 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mbit_s: float = 0.0  # of each learner's link, each way; 0: unlimited
     points: int = 20  # of the loss curve
     held_out: int = 256  # batches of 8, for the loss at the end
+    delays: Delays = NONE  # what the product's own work takes: "none", "measured" (`run/delays.py`), or figures
     precision: Literal["bf16", "float32"] = "bf16"  # of matrix products on a GPU; on a CPU always float32
     trial: Trial = PRODUCT
 
@@ -162,6 +165,8 @@ def digest(config: dict[str, Any], setting: dict[str, Any]) -> str:
 def deciding(config: dict[str, Any], setting: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The tables that decide the outcome: neither the run's name, nor what a data-parallel replica does not read."""
     tables = {name: table for name, table in config.items() if name in REPLICA or not setting.get("data_parallel")}
+    if setting.get("data_parallel"):
+        setting = {key: value for key, value in setting.items() if key != "delays"}
     tables["run"] = {key: value for key, value in config.get("run", {}).items() if key != "name"}
     return tables | {"lab": setting}
 
@@ -267,6 +272,11 @@ def _under(lab: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _setting(where: str, lab: dict[str, Any]) -> Setting:
+    named = lab.get("delays")
+    if isinstance(named, str):
+        if named not in DELAYS:
+            raise StudyError(f"{where}: lab.delays = {named!r}: {near(named, DELAYS)}, or a table of figures")
+        lab = lab | {"delays": msgspec.to_builtins(DELAYS[named])}
     try:
         return msgspec.convert(lab, Setting)
     except msgspec.ValidationError as error:
@@ -307,6 +317,11 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mbit_s", 0, 10**6),
     ("points", 1, 10**4),
     ("held_out", 1, 10**5),
+    ("delays.encode_ns", 0, 10**6),
+    ("delays.adopt_ns", 0, 10**6),
+    ("delays.inspect_ns", 0, 10**6),
+    ("delays.merge_ns", 0, 10**6),
+    ("delays.commit_s", 0, 60),
     ("trial.beta2", 0.5, 0.9999),
     ("trial.kept", 0.001, 1),
     ("trial.steer", 0, 10),

@@ -2,8 +2,9 @@
 
 A line is a learner's connection and its end of it, the hub the syncer's end of all. Ways are named by who sends, "up"
 the learner and "down" the syncer, and so are the two ends. Control overtakes bulk; bulk goes through one payload at a
-time each way. How long something takes and who hears of it is for who makes the line to say. (The simulator of faults
-has links of its own, which carry real frames and lose them: `sim.network`.)
+time each way. How long something takes and who hears of it is for who makes the line to say. What a learner says and
+hears passes through its node thread (`sim.workers`), which outlives a line. (The simulator of faults has links of its
+own, which carry real frames and lose them: `sim.network`.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload
 from skerry.proof.sim.timeline import Timeline
+from skerry.proof.sim.workers import NodeThread
 from skerry.wire.transport import Lost, Opened, Received, Sent, WireEvent
 
 OTHER = {"up": "down", "down": "up"}
@@ -34,8 +36,8 @@ class Line(ABC):
 
     bytes_in = bytes_out = 0
 
-    def __init__(self, hub: Hub, timeline: Timeline, learner: str, latency_s: float) -> None:
-        self.hub, self.timeline = hub, timeline
+    def __init__(self, hub: Hub, timeline: Timeline, learner: str, latency_s: float, thread: NodeThread) -> None:
+        self.hub, self.timeline, self.thread = hub, timeline, thread
         self.peer = next(hub.numbers)
         self.is_up = True
         self._free_at = {"up": 0.0, "down": 0.0}
@@ -51,16 +53,24 @@ class Line(ABC):
         """To that end, once it can hear it; nothing but a `Lost` after the line was cut."""
 
     def carry(self, way: str, message: Message, payload: Payload | None, tag: object) -> None:
-        now = leaves_at = self.timeline.now
+        now = self.timeline.now
+        leaves_at = now + (self.thread.says_in_s(message) if way == "up" else 0.0)
         trip = self.trip(way, message, payload)
         if payload is not None:
             self.hub.payload_bytes[way] += len(payload)
-            leaves_at = self._free_at[way] = max(now, self._free_at[way]) + trip.takes_s
+            leaves_at = self._free_at[way] = max(leaves_at, self._free_at[way]) + trip.takes_s
         received = Received(self.peer, message, payload, trip.takes_s)
-        self.timeline.at(leaves_at + trip.latency_s - now, partial(self.tell, OTHER[way], received))
+        self.timeline.at(leaves_at + trip.latency_s - now, partial(self._arrive, OTHER[way], received))
         if tag is not None:
             gone_s = max(0.0, leaves_at - trip.buffered_s - now)
             self.timeline.at(gone_s, partial(self.tell, way, Sent(self.peer, tag)))
+
+    def _arrive(self, end: str, received: Received) -> None:
+        wait_s = self.thread.hears_in_s(received.message) if end == "up" else 0.0
+        if wait_s:
+            self.timeline.at(wait_s, partial(self.tell, end, received))
+        else:
+            self.tell(end, received)
 
     def cut(self) -> None:
         """Both ends notice at once."""

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -22,11 +22,14 @@ from msgspec import Struct
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Fragment
-from skerry.core.facts import EpochStarted, Fact, Injected, LifeStarted, RunCreated, Sample, Sampled
+from skerry.core.facts import Decision, EpochStarted, Fact, Injected, LifeStarted, RunCreated, Sample, Sampled
+from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL
+from skerry.core.vocabulary import Stage
 from skerry.errors import MeasurementError
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
+from skerry.run.delays import NONE, Delays, delays_of
 from skerry.run.facts import Stamped, facts_of, fragments_of
 from skerry.run.tally import Tally, end_of
 from skerry.shell.local import LOCAL, Local
@@ -69,6 +72,11 @@ class Measurements:
     syncer_away: list[Span] = field(default_factory=list)
     faults: list[Injected] = field(default_factory=list)  # their times since the start
     rates: dict[str, float] = field(default_factory=dict)  # tokens/s of each learner while nothing disturbs it
+    delays: Delays = NONE
+
+    @property
+    def sizes(self) -> list[int]:
+        return [fragment.size for fragment in self.fragments]
 
     def spans(self, target: str, *kinds: str) -> list[Span]:
         return [(f.at, f.until) for f in self.faults if f.target == target and f.kind in kinds]
@@ -161,6 +169,7 @@ def measurements_of(
     for name, tokens in measured.step_tokens.items():
         measured.rates[name] = tokens / measured.undisturbed_s(name, speed.get(name, 1.0))
     measured.rates |= rates or {}
+    measured.delays = delays_of((fact for _, fact in facts), measured.sizes)
     return measured
 
 
@@ -245,4 +254,16 @@ def numbers(measured: Measurements, tally: Tally) -> dict[str, float]:
         "tokens_merged": tally.merged / per,
         "tokens_produced": tally.produced / per,
         "train_s": train_s,
+        **_by_stage([decision for _, decision in tally.merges]),
     }
+
+
+def _by_stage(merges: Sequence[Decision]) -> dict[str, float]:
+    """Steps that a contribution covers and learners in a merge, in each stage of training."""
+    found: dict[str, float] = {}
+    for stage in get_args(Stage):
+        mine = [decision for decision in merges if decision.stage == stage]
+        spans = [row.steps for decision in mine for row in decision.rows if row.fate == MERGED]
+        found[f"span_{stage}"] = sum(spans) / max(1, len(spans))
+        found[f"contributors_{stage}"] = len(spans) / max(1, len(mine))
+    return found

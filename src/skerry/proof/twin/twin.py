@@ -3,8 +3,8 @@
 Why the real machines and not a formula of them: which fragments are due, who is asked ahead, how long a window is and
 what an outage leaves behind are decided by some thousand lines of `core/`, and a model of those would have to be
 believed as well. What is simulated is only what the tape says of the world: step times (drawn from those sampled about
-then), transfers, processes that were away, links that were cut, slow or silent. Tensors are integers (`sim.algebra`),
-merging takes no time, and a link that no fault delays takes a millisecond.
+then), transfers, what encoding, adopting, merging and committing took on average, processes that were away, links that
+were cut, slow or silent. Tensors are integers (`sim.algebra`), and a link that no fault delays takes a millisecond.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from skerry.proof.sim.algebra import BYTES, Integers
 from skerry.proof.sim.files import CrashFiles, Session
 from skerry.proof.sim.lines import OTHER, Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
+from skerry.proof.sim.workers import NodeThread, TimedWorkers
 from skerry.proof.sim.world import layout_for
 from skerry.proof.twin.measurements import CUTS, LATENCY_S, Life, Measurements
+from skerry.run.delays import NONE
 from skerry.run.genesis import begin
 from skerry.run.tally import Tally, tally
 from skerry.store.files import FileSystem
@@ -91,7 +93,15 @@ class Twin(Timeline):
         self.learners = Learners()
         self.store = Store.open(ROOT, files=self._files(), clock=self.clock)
         self.syncer = self.learners.node = SyncerNode(self.store, self.learners, self.clock, self.algebra)
-        self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
+        driver = self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
+        if self.measured.delays != NONE:
+            self.syncer.pool = TimedWorkers(
+                self,
+                self.measured.delays,
+                self.measured.sizes,
+                self.measured.config.merge.threads,
+                lambda: self._turn(driver),
+            )
         self.learners.endpoint = self.hub
         self._tick(self.syncer)
 
@@ -114,7 +124,9 @@ class Twin(Timeline):
         self.driver.offer(event)
 
     def _turn(self, driver: SyncerDriver) -> None:
-        if self.syncer is driver.node:
+        if (awake_at := self.awake_at("syncer")) > self.now:
+            self.at(awake_at - self.now, partial(self._turn, driver))
+        elif self.syncer is driver.node:
             driver.turn()
 
     def awake_at(self, target: str) -> float:
@@ -142,6 +154,7 @@ class Island:
         self.step_count = 0
         process = f"{self.name}-{next(twin.hub.numbers)}"
         self.driver = LearnerDriver(self.name, twin.layout, self, process, twin.clock, twin.algebra)
+        self.thread = NodeThread(twin, twin.measured.delays, twin.measured.sizes)
         self.line: Line | None = None
         self._dial()
         self._turn()
@@ -254,7 +267,7 @@ class TwinLine(Line):
 
     def __init__(self, twin: Twin, island: Island) -> None:
         self.twin, self.island = twin, island
-        super().__init__(twin.hub, twin, island.name, LATENCY_S)
+        super().__init__(twin.hub, twin, island.name, LATENCY_S, island.thread)
 
     def trip(self, way: str, message: Message, payload: Payload | None) -> Trip:
         measured, name, now = self.twin.measured, self.island.name, self.twin.now
