@@ -89,6 +89,9 @@ class Wire(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     heartbeat_s: float = 1.0
     timeout_s: float = 10.0
     held_bytes_max: int = 4 << 30
+    streams: int = 4  # bulk connections of a learner: one alone does not fill a long link
+    mbit_max_up: float = 0.0  # payloads of one learner to the syncer, Mbit/s at most; 0 is no bound
+    mbit_max_down: float = 0.0  # of the syncer to one learner
 
 
 class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -358,6 +361,9 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("wire.heartbeat_s", 0.05, 3600),
     ("wire.timeout_s", 0.1, 3600),
     ("wire.held_bytes_max", 1 << 20, _MANY),
+    ("wire.streams", 1, 64),
+    ("wire.mbit_max_up", 0, 10**6),
+    ("wire.mbit_max_down", 0, 10**6),
     ("store.deltas_kept", 0, 1000),
     ("store.segment_bytes", 1 << 16, 1 << 30),
     ("learner.lr", 1e-9, 10),

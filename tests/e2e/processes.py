@@ -36,7 +36,7 @@ from skerry.core.messages import (
 from skerry.core.state import decode_fact
 from skerry.store import Store
 from skerry.wire.tcp import Client
-from skerry.wire.transport import Lost, Opened, Received
+from skerry.wire.transport import Inbox, Lost, Opened, Received
 
 WAIT_S = 90.0
 POLL_S = 0.02
@@ -166,7 +166,7 @@ class Puppet:
         self.base = [FULL] * FRAGMENTS
         self.mark = [0] * FRAGMENTS
         self.outstanding = [(0, 0)] * FRAGMENTS  # (seq, to_step)
-        self.inbox = queue.Queue()
+        self.inbox = Inbox()
         self.client = Client("127.0.0.1", port, token, self.inbox, self._payload_bytes)
         try:
             self.peer = self._hear(Opened).peer

@@ -1,6 +1,5 @@
 """Who a connection is and what it may say, on both sides: real nodes on a real store behind frames in memory."""
 
-import queue
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,7 +35,7 @@ from skerry.node.peers import Learners, Uplink
 from skerry.node.syncer import SyncerNode
 from skerry.store import Store
 from skerry.wire.frames import learner_dialect, syncer_dialect
-from skerry.wire.transport import Lost, MemoryEndpoint, Opened, Received, join
+from skerry.wire.transport import Inbox, Lost, MemoryEndpoint, Opened, Received, join
 
 replace = msgspec.structs.replace
 
@@ -50,7 +49,7 @@ class House:
         self.store = Store.open(root)
         self.learners = Learners()
         self.node = self.learners.node = SyncerNode(self.store, self.learners, lambda: 0.0)
-        self.inbox = queue.Queue()
+        self.inbox = Inbox()
         self.endpoint = MemoryEndpoint(self.inbox, syncer_dialect(self.learners.payload_bytes))
         self.learners.endpoint = self.endpoint
 
@@ -75,7 +74,7 @@ class Caller:
     house: House
     name: str = "a"
     process: str = "first"
-    inbox: queue.Queue = field(default_factory=queue.Queue)
+    inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self):
         self.endpoint = MemoryEndpoint(self.inbox, learner_dialect(self._payload_bytes))
@@ -342,7 +341,7 @@ class Island:
         self.table = encode_fragments(split(layout, 1))
         self.uplink = Uplink()
         self.node = self.uplink.node = LearnerNode("a", layout, NumpyParameters(), self.uplink, "process", lambda: 0.0)
-        self.inbox, self.syncer_inbox = queue.Queue(), queue.Queue()
+        self.inbox, self.syncer_inbox = Inbox(), Inbox()
         self.endpoint = self.uplink.endpoint = MemoryEndpoint(self.inbox, learner_dialect(self.uplink.payload_bytes))
         self.syncer = MemoryEndpoint(self.syncer_inbox, syncer_dialect(lambda message: 0))
 

@@ -13,7 +13,7 @@ class Hand:
 
     def __init__(self, takes_s: float = 0.0) -> None:
         self.now, self.takes_s = 0.0, takes_s
-        self.has_room, self.has_unseen = True, False
+        self.unseen_bytes, self.has_unseen = 0, False
         self.notes: list[object] = []
         self.driver = SyncerDriver(self, self, lambda: self.now)
 
@@ -73,12 +73,18 @@ def test_reports_do_not_fill_the_line_but_what_must_not_be_lost_does():
     assert hand.driver.is_full
 
 
-def test_nothing_is_taken_in_while_the_node_has_no_room():
-    hand = Hand()
-    hand.has_room = False
-    assert hand.turn(report(1, 1)) == ["look"] and hand.driver.is_full, "a look takes in what has ended, and makes room"
-    hand.has_room = True
-    assert hand.turn() == [report(1, 1), "look"] and not hand.driver.is_full
+def test_payloads_that_wait_in_line_or_are_looked_into_are_counted():
+    hand = Hand(takes_s=100.0)
+    for number in range(3):
+        hand.driver.offer(Received(1, sample(Contribution, seq=number), memoryview(b"four")))
+    assert hand.driver.waiting_bytes == 12
+    hand.turn(report(1, 1))
+    hand.unseen_bytes = 4  # the first is looked into
+    assert hand.driver.waiting_bytes == 12
+    hand.turn()
+    hand.turn()
+    hand.unseen_bytes = 0
+    assert hand.driver.waiting_bytes == 0
 
 
 def test_a_look_waits_for_contributions_that_are_being_looked_into_but_not_for_long():

@@ -85,6 +85,12 @@ def test_a_shared_link_of_the_syncer_is_the_bound_for_all():
     assert at.limit == "links" and at.period_s == pytest.approx(50)
 
 
+def test_a_bound_on_payloads_is_a_bound_on_every_link():
+    cycle_mbit = 24 * FRAGMENT_BITS / 1e6
+    at = steady(plan_of(wire__mbit_max_up=cycle_mbit / 40, wire__mbit_max_down=cycle_mbit / 50))
+    assert at.limit == "links" and at.period_s == pytest.approx(50)
+
+
 def test_a_large_model_is_bounded_by_the_syncers_merges():
     at = steady(plan_of(rates=(1e12,) * 4, params=5e9))
     assert at.limit == "syncer"

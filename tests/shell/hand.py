@@ -1,6 +1,5 @@
 """A syncer spoken by hand, on a real socket: it welcomes, publishes and pulls when a test says so."""
 
-import queue
 import threading
 
 import numpy as np
@@ -12,7 +11,7 @@ from skerry.algo.fragments import Tensor, encode_fragments, layout_of, split
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Report, Welcome
 from skerry.node.algebra import FLOAT32
 from skerry.wire.tcp import Server
-from skerry.wire.transport import Lost, Received
+from skerry.wire.transport import Inbox, Lost, Received
 
 WAIT_S = 60.0
 LAYOUT = layout_of([Tensor("w", (300,))])
@@ -25,7 +24,7 @@ class Hand:
         self.configure()
         (self.fragment,) = split(LAYOUT, 1)
         self.theta = np.zeros(self.fragment.size, np.float32)
-        self.inbox = queue.Queue()
+        self.inbox = Inbox()
         self.server = Server("127.0.0.1", 0, None, self.inbox, self._payload_bytes, **limits)
         self.peer = 0
 

@@ -1,6 +1,5 @@
 """A run whose newest files are damaged: refused, then made whole, and it goes on; real files, sockets and processes."""
 
-import queue
 import signal
 import threading
 import time
@@ -29,7 +28,7 @@ from skerry.store import Store
 from skerry.wire import frames
 from skerry.wire.connection import Outgoing
 from skerry.wire.tcp import Client
-from skerry.wire.transport import Opened, Received
+from skerry.wire.transport import Inbox, Opened, Received
 
 WAIT_S = 60.0
 # an outer state that is not zero, so that what is lost of it shows
@@ -233,7 +232,7 @@ class Lender:
     copies: dict  # fragment -> values
 
     def __post_init__(self):
-        self.inbox = queue.Queue()
+        self.inbox = Inbox()
         self.client = Client("127.0.0.1", self.port, None, self.inbox, lambda _: 0)
         self.peer = self._hear(Opened).peer
         layout = self.pair.layout

@@ -14,7 +14,6 @@ from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.facts import Committed, Paused, PhaseChanged
 from skerry.core.state import fold
 from skerry.errors import StoreError
-from skerry.node import syncer as syncer_node
 from skerry.run.genesis import create_run, read_genesis
 from skerry.shell.learner import LearnerShell
 from skerry.shell.syncer import SyncerShell, write_json
@@ -139,17 +138,34 @@ def test_a_disk_that_fails_under_a_worker_stops_the_process(tmp_path, monkeypatc
     assert not any(isinstance(fact, Committed) for fact in facts_of(serving.run_dir))
 
 
-def test_it_takes_nothing_in_while_too_much_waits_to_be_looked_at(tmp_path, monkeypatch):
+def test_a_model_larger_than_the_window_gets_there_a_fragment_at_a_time(tmp_path):
+    with Serving(tmp_path) as serving:
+        window, on_way = serving.shell.node.machine.window, []
+        window.bytes_max = window.streams = 1
+
+        def watched(sending, waiting, admitted=window.admitted):
+            found = admitted(sending, waiting)
+            on_way.append([*sending, *found])
+            return found
+
+        window.admitted = watched
+        with Puppet(serving.port) as puppet:
+            assert puppet.base == [0] * FRAGMENTS and on_way == [[p] for p in range(FRAGMENTS)]
+            assert puppet.merge_once() == 1
+
+
+def test_no_payload_is_read_while_too_many_bytes_wait_but_reports_are(tmp_path):
     with Serving(tmp_path) as serving, Puppet(serving.port) as puppet:
-        puppet.merge_once()
-        monkeypatch.setattr(syncer_node, "UNSEEN_BYTES_MAX", -1)
-        time.sleep(0.05)  # a turn that had begun is over
-        reports = serving.shell.node.machine.members["puppet"].report.number
-        puppet.contribute(0)
-        until(lambda: serving.shell.inbox.qsize(), "the inbox to fill")
-        assert serving.shell.node.machine.members["puppet"].report.number == reports
-        monkeypatch.undo()
-        assert puppet.merge_once() >= 1
+        shell, fragment = serving.shell, puppet.pulled()
+        shell.inbox.bytes_max = -1
+        until(lambda: shell.server._bulk_paused, "reading payloads to pause")
+        puppet.contribute(fragment)
+        puppet.step += 100
+        puppet._report()
+        until(lambda: shell.node.machine.members["puppet"].report.step == puppet.step, "its report")
+        assert shell.node.machine.held.bytes == 0 and shell.inbox.has_room is False
+        shell.inbox.bytes_max = 1 << 20
+        assert puppet.merged(fragment) >= 1
 
 
 def test_a_record_is_replaced_as_a_whole(tmp_path):

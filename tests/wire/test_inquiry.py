@@ -1,7 +1,6 @@
 """Asking for the status over real sockets: who is told, how soon, and what is said when nobody answers."""
 
 import contextlib
-import queue
 import socket
 import threading
 
@@ -12,7 +11,7 @@ from skerry.errors import NoAnswer
 from skerry.wire.frames import Attached, Challenge, Denied, encode
 from skerry.wire.inquiry import ask_status
 from skerry.wire.tcp import Server
-from skerry.wire.transport import Opened
+from skerry.wire.transport import Inbox, Opened
 
 RECORD = b'{"run":"here"}'
 
@@ -23,7 +22,7 @@ def server():
     with contextlib.ExitStack() as stack:
 
         def make(token=None, bound=100, record=RECORD):
-            made = Server("127.0.0.1", 0, token, queue.Queue(bound), lambda message: 0)
+            made = Server("127.0.0.1", 0, token, Inbox(bound), lambda message: 0)
             stack.callback(made.close)
             if record:
                 made.show(record)

@@ -6,7 +6,10 @@ import logging
 import queue
 import socket
 import threading
+import time
+import types
 
+import msgspec
 import pytest
 
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
@@ -23,8 +26,9 @@ from skerry.wire.frames import (
     syncer_dialect,
 )
 from skerry.wire.handshake import Credentials
+from skerry.wire.peer import Peer
 from skerry.wire.tcp import Client, Server
-from skerry.wire.transport import Lost, Opened, Received, Sent
+from skerry.wire.transport import Inbox, Lost, Opened, Received, Sent
 from wire.samples import sample
 
 WAIT_S = 60
@@ -47,13 +51,13 @@ class Net:
         self._stack = stack
 
     def server(self, host="127.0.0.1", port=0, token=None, bound=10_000, **options):
-        inbox = queue.Queue(bound)
+        inbox = Inbox(bound)
         server = Server(host, port, token, inbox, lambda m: m.to_tokens, **options)
         self._stack.callback(server.close)
         return server, inbox
 
     def client(self, port, host="127.0.0.1", token=None, bound=10_000, **options):
-        inbox = queue.Queue(bound)
+        inbox = Inbox(bound)
         client = Client(host, port, token, inbox, lambda m: m.version, **({"jitter": lambda: 0.0} | options))
         self._stack.callback(client.close)
         return client, inbox
@@ -285,7 +289,7 @@ def test_a_bulk_frame_on_the_control_connection_is_refused(net):
     assert "bulk frame where only message or ping may come" in expect(inbox, Lost).reason
 
 
-def test_a_session_has_one_bulk_connection(net):
+def test_a_stream_of_a_session_is_had_once(net):
     server, inbox = net.server()
     client, client_inbox = net.client(server.port)
     at_server, at_client = check_works(server, inbox, client, client_inbox)
@@ -529,6 +533,156 @@ def test_a_slow_reader_of_large_payloads_is_not_dropped(net):
     assert arrived == list(range(20)) == [expect(inbox, Sent).tag for _ in range(20)]
 
 
+def test_no_more_payloads_are_read_than_fit_the_inbox_and_control_goes_on(net):
+    """Nobody takes anything out: the bytes stop, messages do not, and a silence that is ours is forgiven."""
+    server, inbox = net.server(heartbeat_s=0.05, timeout_s=0.15, streams=2)
+    inbox.bytes_max = 5 * MIB
+    client, client_inbox = net.client(server.port, heartbeat_s=0.05, timeout_s=0.15)
+    peer, at_client = check_works(server, inbox, client, client_inbox)
+    for number in range(40):
+        client.send(at_client, sample(Contribution, to_tokens=MIB, seq=number), bytes(MIB), lane=number)
+    while inbox.has_room:
+        pass
+    reports = [sample(Report, number=number) for number in range(50)]
+    for report in reports:
+        client.send(at_client, report)
+        time.sleep(0.02)  # for longer than any silence would be borne
+    taken = [expect(inbox, Received) for _ in range(inbox.qsize())]
+    assert [event.message for event in taken if event.payload is None] == reports
+    payloads = [event.message.seq for event in taken if event.payload is not None]
+    assert 5 < len(payloads) <= 5 + 2, "the bound, and one a stream beyond it"
+    assert not inbox.has_room, "what was taken out and is not done with still counts"
+    while len(payloads) < 40:
+        inbox.settle()
+        payloads.append(expect(inbox, Received).message.seq)
+    assert sorted(payloads) == list(range(40)) and inbox.empty()
+    assert payloads[-1] in (38, 39) and list(server._peers) == [peer]
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_rate_holds_payloads_back_and_nothing_else(net, way):
+    """A megabyte at 8 Mbit/s over two streams takes nearly a second at least; what is said after it does not wait."""
+    server, inbox = net.server(streams=2, mbit_max=8 if way == "down" else 0)
+    client, client_inbox = net.client(server.port)
+    client.keep_rate(8 if way == "up" else 0)
+    at_server, at_client = check_works(server, inbox, client, client_inbox)
+    half, began = bytes(500_000), time.monotonic()
+    down = (server, at_server, client_inbox, sample(Publication, version=len(half)), PULL)
+    up = (client, at_client, inbox, sample(Contribution, to_tokens=len(half)), HELLO)
+    sender, peer, arrivals, bulk, word = down if way == "down" else up
+    for lane in range(2):
+        sender.send(peer, bulk, half, lane=lane)
+    sender.send(peer, word)
+    assert expect(arrivals, Received).payload is None
+    assert [len(expect(arrivals, Received).payload) for _ in range(2)] == [len(half)] * 2
+    assert time.monotonic() - began > 0.9
+
+
+# --------------------------------------------------------------------------------------------------------- streams
+
+
+def test_payloads_of_one_lane_keep_their_order_over_any_number_of_streams(net):
+    """Both ways at once, sizes of all kinds, and the first of them sent before any bulk connection is there."""
+    server, inbox = net.server(streams=3)
+    client, client_inbox = net.client(server.port)
+    at_client, at_server = expect(client_inbox, Opened).peer, expect(inbox, Opened).peer
+    for number in range(60):
+        size = 1 + (number * 7919) % MIB
+        client.send(at_client, sample(Contribution, to_tokens=size, seq=number), bytes(size), lane=number % 5)
+        server.send(at_server, sample(Publication, version=size, progress=number), bytes(size), lane=number % 5)
+    up = [expect(inbox, Received).message.seq for _ in range(60)]
+    down = [int(expect(client_inbox, Received).message.progress) for _ in range(60)]
+    for lane in range(5):
+        ordered = list(range(lane, 60, 5))
+        assert [number for number in up if number % 5 == lane] == ordered
+        assert [number for number in down if number % 5 == lane] == ordered
+    assert sorted(server._peers[at_server].bulk) == sorted(client._peers[at_client].bulk) == [0, 1, 2]
+
+
+def test_losing_one_stream_loses_the_peer(net):
+    server, inbox = net.server(streams=3)
+    client, client_inbox = net.client(server.port)
+    peer, at_client = check_works(server, inbox, client, client_inbox)
+    for lane in range(3):
+        client.send(at_client, sample(Contribution, to_tokens=1), b"x", lane=lane)
+        expect(inbox, Received)
+    server._loop.call(server._peers[peer].bulk[1].sock.shutdown, socket.SHUT_RDWR)
+    assert expect(inbox, Lost).peer == peer and expect(client_inbox, Lost)
+    expect(inbox, Opened)  # and it comes back
+
+
+def test_a_learner_that_knows_nothing_of_streams_has_one(net):
+    """It says nothing of them, and attaches as it always did: both are defaults of fields that it does not send."""
+    server, inbox = net.server(streams=4)
+    control, bulk = net.dial(server.port), net.dial(server.port)
+    read_handshake(control, LEARNER)
+    control.sendall(old_frame(Proof, protocol=PROTOCOL, nonce=bytes(32), mac=b""))
+    attached = read_handshake(control, LEARNER)
+    peer = expect(inbox, Opened).peer
+    read_handshake(bulk, LEARNER)
+    bulk.sendall(old_frame(frames.Attach, protocol=PROTOCOL, nonce=bytes(32), session=attached.session, mac=b""))
+    assert isinstance(read_handshake(bulk, LEARNER), Attached)
+    contribution = sample(Contribution, to_tokens=3, fragment=7)
+    for part in frames.encode_bulk(1, contribution, memoryview(b"abc")):
+        bulk.sendall(b"".join(part))
+    received = expect(inbox, Received)
+    assert (received.peer, received.message, bytes(received.payload)) == (peer, contribution, b"abc")
+    for lane in (1, 2, 3):
+        server.send(peer, sample(Publication, version=0), b"", tag=lane, lane=lane)
+        assert expect(inbox, Sent).tag == lane
+
+
+def test_a_syncer_that_knows_nothing_of_streams_is_dialled_once_more(net):
+    listener = net.listen()
+    client, inbox = net.client(listener.getsockname()[1])
+    control, _ = listener.accept()
+    control.sendall(encode(Challenge(PROTOCOL, bytes(32), False)))
+    read_handshake(control, SYNCER)
+    control.sendall(old_frame(Attached, session=bytes(16), mac=b""))
+    assert client._peers[expect(inbox, Opened).peer].streams == 1
+    bulk, _ = listener.accept()
+    bulk.sendall(encode(Challenge(PROTOCOL, bytes(32), False)))
+    assert read_handshake(bulk, SYNCER).stream == 0
+    control.close()
+    bulk.close()
+
+
+def old_frame(kind, **fields):
+    """A message of the handshake as it was before it had further fields."""
+    return frames._frame(frames.HANDSHAKE, msgspec.msgpack.encode({"type": kind.__name__} | fields))
+
+
+@pytest.mark.parametrize("stream", [-1, 3, 10**9])
+def test_a_stream_that_a_session_does_not_have_is_refused(net, stream):
+    server, inbox = net.server(streams=3)
+    client, client_inbox = net.client(server.port)
+    _, at_client = check_works(server, inbox, client, client_inbox)
+    sock = net.dial(server.port)
+    read_handshake(sock, LEARNER)
+    sock.sendall(encode(frames.Attach(PROTOCOL, bytes(32), client._peers[at_client].session, b"", stream)))
+    assert "no such session" in read_handshake(sock, LEARNER).reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "streams"), [(1, 4, 1), (64, 4, 4), (0, 4, 1), (-5, 4, 1), (10**9, 10**9, 64)]
+)
+def test_the_number_of_streams_is_bounded_whatever_is_asked(asked, offered, streams):
+    assert handshake.agreed(asked, offered) == streams
+
+
+def test_the_time_of_payloads_side_by_side_is_counted_once():
+    """0 to 10 and 5 to 6 side by side, then 20 to 23: thirteen seconds in all."""
+    first, second = (types.SimpleNamespace(began=None, last_began=0.0, heard=0.0) for _ in range(2))
+    peer = Peer(1, "", b"", first, 0.0, 0.0, 2, {0: first, 1: second})
+    first.began, second.last_began, second.heard = 0.0, 5.0, 6.0
+    told = [peer.busy_s(second)]
+    first.began, first.last_began, first.heard = None, 0.0, 10.0
+    told.append(peer.busy_s(first))
+    second.last_began, second.heard = 20.0, 23.0
+    told.append(peer.busy_s(second))
+    assert told == [6.0, 4.0, 3.0]
+
+
 def test_closing_delivers_what_was_sent_on_both_connections(net):
     server, inbox = net.server()
     client, client_inbox = net.client(server.port)
@@ -558,7 +712,7 @@ def test_a_bug_in_the_io_thread_surfaces_at_the_next_send(net):
     def broken(message):
         raise KeyError("fragment 7")
 
-    inbox = queue.Queue(10)
+    inbox = Inbox(10)
     server = Server("127.0.0.1", 0, None, inbox, broken)
     client, client_inbox = net.client(server.port)
     at_server, at_client = check_works(server, inbox, client, client_inbox)

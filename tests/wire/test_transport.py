@@ -1,6 +1,5 @@
 """The suite that every transport passes: what a node may rely on."""
 
-import queue
 import random
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
 from skerry.wire.frames import CHUNK_BYTES, learner_dialect, syncer_dialect
 from skerry.wire.tcp import Client, Server
-from skerry.wire.transport import Lost, MemoryEndpoint, Opened, Received, Sent, join
+from skerry.wire.transport import Inbox, Lost, MemoryEndpoint, Opened, Received, Sent, join
 from wire.samples import sample
 
 WAIT_S = 60
@@ -34,7 +33,7 @@ class Pair:
     """A syncer's and a learner's endpoint that have found each other."""
 
     def __init__(self, kind):
-        self.server_inbox, self.client_inbox = queue.Queue(1000), queue.Queue(1000)
+        self.server_inbox, self.client_inbox = Inbox(1000), Inbox(1000)
         if kind == "memory":
             self.server = MemoryEndpoint(self.server_inbox, syncer_dialect(lambda m: m.to_tokens))
             self.client = MemoryEndpoint(self.client_inbox, learner_dialect(lambda m: m.version))
@@ -156,9 +155,9 @@ def test_our_own_mistakes_are_caught_here(pair):
 
 
 def test_memory_endpoint_waits_for_a_full_inbox():
-    inbox = queue.Queue(1)
+    inbox = Inbox(1)
     server = MemoryEndpoint(inbox, syncer_dialect(lambda m: 0))
-    client = MemoryEndpoint(queue.Queue(10), learner_dialect(lambda m: 0))
+    client = MemoryEndpoint(Inbox(10), learner_dialect(lambda m: 0))
     at_server, at_client = join(server, client)
     for number in range(3):
         client.send(at_client, report(number))

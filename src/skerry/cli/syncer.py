@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from skerry.shell.syncer import SyncerShell
 from skerry.store.store import Store, check_unused
 from skerry.train.shapes import shape_of
 from skerry.wire.tcp import Server
+from skerry.wire.transport import Inbox
 
 First = tuple[configs.Config, fragments.Layout, dict[str, npt.NDArray[Any]]]
 Overrides = list[tuple[str, Any]]
@@ -120,7 +120,7 @@ def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wa
 
 def _check_address(host: str, port: int, token: bytes | None) -> int:
     """Refuse what cannot be served before a run is created or its next epoch written; the port it would be."""
-    server = Server(host, port, token, queue.Queue(1), _no_payload)
+    server = Server(host, port, token, Inbox(1), _no_payload)
     server.close()
     return server.port
 

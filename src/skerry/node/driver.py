@@ -56,6 +56,12 @@ class LearnerDriver:
         return self.node.machine is not None and self.node.machine.linked
 
     @property
+    def has_come(self) -> str:
+        """How much of the model is here, for a person; empty where no syncer is."""
+        count = len(self.node.fragments)
+        return f"{len(self.node.applied)} of {count} fragments have come" if self.is_linked else ""
+
+    @property
     def is_running(self) -> bool:
         """The run wants further steps."""
         machine = self.node.machine

@@ -22,6 +22,7 @@ from skerry.core.messages import (
     Contribution,
     Hello,
     LearnerMessage,
+    Lent,
     Message,
     Publication,
     Refused,
@@ -40,6 +41,11 @@ TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that w
 
 log = logging.getLogger("skerry.syncer")
 learner_log = logging.getLogger("skerry.learner")
+
+
+def lane_of(message: Message) -> int:
+    """Payloads of one fragment must keep their order, and no others need to."""
+    return message.fragment if isinstance(message, Publication | Contribution | Lent) else 0
 
 
 class Learners:
@@ -169,7 +175,7 @@ class Learners:
             self._bind(learner, life)
         peer = self.links.get((learner, life))
         if peer is not None:
-            self.endpoint.send(peer, message, payload, tag)
+            self.endpoint.send(peer, message, payload, tag, lane_of(message))
 
     def _bind(self, learner: str, life: int) -> None:
         """From here on this peer is that life; an older connection of the same life is over."""
@@ -256,7 +262,7 @@ class Uplink:
 
     def send(self, message: LearnerMessage, payload: memoryview | None = None, tag: object = None) -> None:
         if self.peer is not None:
-            self.endpoint.send(self.peer, message, payload, tag)
+            self.endpoint.send(self.peer, message, payload, tag, lane_of(message))
 
     @property
     def bytes_up(self) -> int:

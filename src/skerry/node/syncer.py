@@ -53,7 +53,6 @@ from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
-UNSEEN_BYTES_MAX = 256 << 20  # of contributions that wait to be looked at; one more is let in beyond it
 
 log = logging.getLogger("skerry.syncer")
 
@@ -141,7 +140,7 @@ class SyncerNode:
         self._write([started])
         state.apply(started)
         whole_bytes = [algebra.payload_bytes("fp32", fragment) for fragment in self.fragments]
-        window = Window(whole_bytes, streams=1, bytes_max=window_bytes)
+        window = Window(whole_bytes, self.config.wire.streams, window_bytes)
         self.machine = SyncerMachine(self.config, state, clock(), window)
         self.handle(Started(), clock())
 
@@ -174,11 +173,6 @@ class SyncerNode:
         self.unseen_bytes += len(payload)
         self.pool.submit(partial(self._inspect, c, payload, payload_s))
         self.finish(now)
-
-    @property
-    def has_room(self) -> bool:
-        """Further contributions may be taken in; else reading from the wire has to pause."""
-        return self.unseen_bytes <= UNSEEN_BYTES_MAX
 
     @property
     def has_unseen(self) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from skerry.core.messages import Report
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
-from skerry.wire.transport import Received, WireEvent
+from skerry.wire.transport import Received, WireEvent, payload_bytes
 
 TURN_S = 0.05  # a turn takes nothing further in after this long; what it has begun it finishes
 LINE_MAX = 1024  # beyond it nothing should be offered, so that the other side of the wire feels it
@@ -42,6 +42,7 @@ class SyncerDriver:
     def __init__(self, node: SyncerNode, learners: Learners, clock: Callable[[], float]) -> None:
         self.node, self.learners, self.clock = node, learners, clock
         self._line: deque[_Place] = deque()
+        self._line_bytes = 0  # of payloads in it
         self._reports: dict[int, _Place] = {}  # peer -> where its report stands
         self._look_by = clock()  # whatever is still being looked into
 
@@ -54,12 +55,18 @@ class SyncerDriver:
 
     @property
     def is_full(self) -> bool:
-        return len(self._line) >= LINE_MAX or not self.node.has_room
+        return len(self._line) >= LINE_MAX
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of payloads that wait in line or are being looked into."""
+        return self._line_bytes + self.node.unseen_bytes
 
     def offer(self, event: WireEvent) -> None:
         """Something has come; it is taken in at its turn."""
         if not isinstance(event, Received) or not isinstance(event.message, Report):
             self._line.append(_Place(event))
+            self._line_bytes += payload_bytes(event)
         elif event.peer not in self._reports:
             self._reports[event.peer] = _Place(event)
             self._line.append(self._reports[event.peer])
@@ -67,12 +74,12 @@ class SyncerDriver:
             self._reports[event.peer].event = event
 
     def turn(self) -> None:
-        """Take in what waits, as far as the time and the node's room for it go, and what has ended; and look.
+        """Take in what waits, as far as the time goes, and what has ended; and look.
 
         While contributions are being looked into the look is left to a later turn, TURN_S after the last one at most.
         """
         ends_at = self.clock() + TURN_S
-        while self._line and self.node.has_room:
+        while self._line:
             self._take(self._line.popleft().event)
             if self.clock() >= ends_at:
                 break
@@ -84,6 +91,7 @@ class SyncerDriver:
     def _take(self, event: WireEvent) -> None:
         if isinstance(event, Received) and isinstance(event.message, Report):
             del self._reports[event.peer]
+        self._line_bytes -= payload_bytes(event)
         self.learners.take(event, self.clock())
 
 

@@ -94,7 +94,10 @@ class RunPlan(NamedTuple):
         return found
 
     def rate(self, island: Island) -> float:
-        return min(island.rate, self.syncer_rate / len(self.islands))
+        """Of its payloads; where the run bounds them, the lower bound of the two counts for both ways."""
+        wire = self.config.wire
+        bounds = [1e6 * mbit for mbit in (wire.mbit_max_up, wire.mbit_max_down) if mbit]
+        return min(island.rate, self.syncer_rate / len(self.islands), *bounds)
 
 
 class Sync(NamedTuple):

@@ -23,7 +23,7 @@ from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Parameters
 from skerry.wire.tcp import Client
-from skerry.wire.transport import Opened, Received, WireEvent
+from skerry.wire.transport import Inbox, Opened, Received, WireEvent
 
 INBOX_MAX = 1024
 TICK_S = 0.05
@@ -46,12 +46,12 @@ class Patience:
         """The syncer is there: whatever takes time now is its own, or the link's."""
         self._began_at = time.monotonic()
 
-    def look(self, turned_away: str = "") -> None:
+    def look(self, word: str = "") -> None:
         """Say now and then that nobody takes it in; `JoinTimeout` when that has been so for too long.
 
-        `turned_away` is what a syncer that was reached has against it at present.
+        `word` is what a syncer that was reached has against it at present, or has sent so far.
         """
-        now, trouble = time.monotonic(), turned_away or self.client.trouble or "connected, and no answer yet"
+        now, trouble = time.monotonic(), word or self.client.trouble or "connected, and no answer yet"
         if self.limit_s and now - self._began_at >= self.limit_s:
             raise JoinTimeout(
                 f"no syncer took this learner in at {self.client.address} for {self.limit_s:g} s: {trouble}; check the "
@@ -68,10 +68,10 @@ class LearnerShell:
     def __init__(
         self, name: str, layout: Layout, parameters: Parameters, host: str, port: int, token: bytes | None
     ) -> None:
-        self.inbox: queue.Queue[WireEvent | None] = queue.Queue(INBOX_MAX)
+        self.inbox = Inbox(INBOX_MAX)
         self.driver = LearnerDriver(name, layout, parameters, secrets.token_hex(8), time.monotonic)
         self.node, uplink = self.driver.node, self.driver.uplink
-        self.client = Client(host, port, token, self.inbox, uplink.payload_bytes)  # type: ignore[arg-type]
+        self.client = Client(host, port, token, self.inbox, uplink.payload_bytes)
         uplink.endpoint = self.client
         self._finish = False
         self._stepped_at: float | None = None
@@ -87,7 +87,7 @@ class LearnerShell:
         while self.driver.is_joining and self._failure is None:
             if self.driver.is_linked:
                 patience.refresh()
-            patience.look(self.driver.uplink.turned_away)
+            patience.look(self.driver.uplink.turned_away or self.driver.has_come)
             self._stand()
         self._check()
         self._stepped_at = time.monotonic()
@@ -157,15 +157,17 @@ class LearnerShell:
         if event is None:
             return
         self.driver.take(event)
+        self.inbox.settle()
         if isinstance(event, Received) and isinstance(event.message, Welcome) and self.node.config is not None:
             wire = self.node.config.wire
             self.client.keep_time(wire.heartbeat_s, wire.timeout_s)
+            self.client.keep_rate(wire.mbit_max_up)
             log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
 
 
 def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: float) -> configs.Config:
     """Ask a syncer what it trains, waiting for it if it is not there yet."""
-    inbox: queue.Queue[WireEvent] = queue.Queue(INBOX_MAX)
+    inbox = Inbox(INBOX_MAX)
     client = Client(host, port, token, inbox, _no_payload)
     patience = Patience(client, join_timeout_s)
     try:

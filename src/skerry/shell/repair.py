@@ -26,7 +26,7 @@ from skerry.run import repair
 from skerry.run.repair import Damage
 from skerry.store.store import Store
 from skerry.wire.tcp import Server
-from skerry.wire.transport import Lost, Received, WireEvent
+from skerry.wire.transport import Inbox, Lost, Received, WireEvent
 
 INBOX_MAX = 1024
 TICK_S = 0.1
@@ -79,7 +79,7 @@ class Lenders:
         self.missing = dict(self.asked)
         self.learners: dict[int, str] = {}  # peer -> who it said it is
         self.refused = 0  # copies that were not what the tape says
-        self.inbox: queue.Queue[WireEvent] = queue.Queue(INBOX_MAX)
+        self.inbox = Inbox(INBOX_MAX)
         wire = configs.decode(self.created.config).wire
         self.server = Server(
             *listen, self.inbox, self.payload_bytes, heartbeat_s=wire.heartbeat_s, timeout_s=wire.timeout_s
@@ -95,6 +95,7 @@ class Lenders:
                     self._say()
                 try:
                     self._take(self.inbox.get(timeout=TICK_S))
+                    self.inbox.settle()
                 except queue.Empty:
                     continue
         finally:
@@ -111,7 +112,7 @@ class Lenders:
             self.refused,
         )
 
-    def _take(self, event: WireEvent) -> None:
+    def _take(self, event: WireEvent | None) -> None:
         match event:
             case Received(message=Ask()):
                 self.server.send(event.peer, Answer(self.created.run, self.created.config))

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -22,10 +23,9 @@ from skerry.node.turns import LINE_MAX, SyncerDriver
 from skerry.shell.workers import Workers
 from skerry.store.store import Store
 from skerry.wire.tcp import Server
-from skerry.wire.transport import WireEvent
+from skerry.wire.transport import Inbox
 
 TICK_S = 0.02
-BUSY_POLL_S = 0.002  # while the inbox is left to fill
 STATUS_S = 0.5
 FAREWELL_S = 3.0  # for learners to take in the last message before this process ends
 
@@ -36,7 +36,8 @@ class SyncerShell:
     """Runs a SyncerNode against the real clock, real sockets and a real disk."""
 
     def __init__(self, store: Store, host: str, port: int, token: bytes | None) -> None:
-        self.inbox: queue.Queue[WireEvent | None] = queue.Queue(LINE_MAX)
+        _allow_files()
+        self.inbox = Inbox(LINE_MAX)
         self.root = store.root
         self.learners = Learners()
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic)
@@ -47,10 +48,12 @@ class SyncerShell:
             host,
             port,
             token,
-            self.inbox,  # type: ignore[arg-type]
+            self.inbox,
             self.learners.payload_bytes,
             heartbeat_s=wire.heartbeat_s,
             timeout_s=wire.timeout_s,
+            streams=wire.streams,
+            mbit_max=wire.mbit_max_down,
         )
 
     def run(self, keep_going: Callable[[], bool]) -> Ending:
@@ -78,10 +81,8 @@ class SyncerShell:
     def _turn(self) -> None:
         """Put what has come in line, after waiting a tick at most if there was nothing, and take a turn.
 
-        While too many contributions wait to be looked at nothing is taken in: the inbox fills, and reading pauses.
+        The inbox is told what still waits to be looked at: while that is too much, no further payloads are read.
         """
-        if not self.node.has_room:
-            time.sleep(BUSY_POLL_S)
         wait_s = 0.0 if len(self.driver) else TICK_S
         with contextlib.suppress(queue.Empty):
             for _ in range(LINE_MAX):
@@ -92,6 +93,7 @@ class SyncerShell:
                     self.driver.offer(event)
                 wait_s = 0.0
         self.driver.turn()
+        self.inbox.settle(self.driver.waiting_bytes)
 
     def _wake(self) -> None:
         with contextlib.suppress(queue.Full):  # it is awake then
@@ -119,6 +121,13 @@ class SyncerShell:
             write_json(self.root / "status.json", msgspec.Raw(status))
         except OSError as error:  # if the disk is full, the store says so at its next commit, and stops
             log.warning("status.json cannot be written: %s", error.strerror)
+
+
+def _allow_files() -> None:
+    """As many sockets as the system lets this process have: a learner has several, and soft limits are often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS names a hard limit that it does not give
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def write_json(path: Path, record: object) -> None:

@@ -54,7 +54,8 @@ class Connection:
         self.peer = 0  # the id of the peer that it belongs to; 0 for a stranger's
         self.nonce = secrets.token_bytes(NONCE_BYTES)  # what the other side must prove the token over
         self.heard_nonce = b""  # on a learner's connection: the syncer's
-        self.session = b""  # on a learner's bulk connection: the session to attach to
+        self.session = b""  # on a learner's bulk connection: the session to attach to,
+        self.stream = 0  # and which of its bulk connections this is
         self.deadline = deadline  # of the handshake, then of draining
         self.outgoing: deque[Outgoing] = deque()  # the first may be partly sent
         self.dialling = False  # our own attempt is under way
@@ -64,8 +65,9 @@ class Connection:
         self.closed = False
         self.passed_over = False  # it could have been read, had the inbox not been full by then
         self.heard = self.spoke = time.monotonic()
-        self.took_s = 0.0  # from the first byte of the last message to its last
-        self._began: float | None = None
+        self.bytes_out = 0
+        self.began: float | None = None  # when the first byte came of what is being read
+        self.last_began = 0.0  # the same of the last message that is complete
         self._meter = meter
         self._writing: list[memoryview] = []  # the unsent rest of one frame
 
@@ -85,10 +87,10 @@ class Connection:
         work_bytes = 0
         while work_bytes < WORK_BYTES and (count := self._receive(self.parser.buffer())):
             work_bytes += count
-            self._began = self.heard if self._began is None else self._began
+            self.began = self.heard if self.began is None else self.began
             item = self.parser.received(count)
             if self.parser.is_idle:
-                self.took_s, self._began = self.heard - self._began, None
+                self.last_began, self.began = self.began, None
             if item is not None:
                 yield item
 
@@ -96,17 +98,20 @@ class Connection:
         """Read for nothing: closing a socket with unread bytes could lose what we sent."""
         self._receive(memoryview(bytearray(WORK_BYTES)))
 
-    def write(self) -> Iterator[Outgoing]:
-        """Send what is queued, as far as the socket takes it; yields each message that has left completely."""
-        work_bytes = 0
-        while work_bytes < WORK_BYTES and self.outgoing and not self.dialling:
+    def write(self, bytes_max: int | None = None) -> Iterator[Outgoing]:
+        """Send what is queued, as far as the socket takes it; yields each message that has left completely.
+
+        No more than `bytes_max` leave, if that is given.
+        """
+        work_bytes, limit = 0, WORK_BYTES if bytes_max is None else min(WORK_BYTES, bytes_max)
+        while work_bytes < limit and self.outgoing and not self.dialling:
             if not self._writing:
                 frame = next(self.outgoing[0].frames, None)
                 if frame is None:
                     yield self.outgoing.popleft()
                     continue
                 self._writing = [memoryview(buffer) for buffer in frame]
-            count = self._send()
+            count = self._send(None if bytes_max is None else limit - work_bytes)
             if not count:
                 return
             work_bytes += count
@@ -137,9 +142,10 @@ class Connection:
         self._meter.bytes_in += count
         return count
 
-    def _send(self) -> int:
+    def _send(self, bytes_max: int | None) -> int:
+        buffers = self._writing if bytes_max is None else _first(self._writing, bytes_max)
         try:
-            count = self.sock.sendmsg(self._writing)
+            count = self.sock.sendmsg(buffers)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -147,6 +153,7 @@ class Connection:
             return 0
         self.spoke = time.monotonic()
         self._meter.bytes_out += count
+        self.bytes_out += count
         self._writing = _skip(self._writing, count)
         return count
 
@@ -154,6 +161,17 @@ class Connection:
 def why(error: Exception) -> str:
     """An error of the system in words, for a person."""
     return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _first(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """As many bytes of some buffers, from their beginning."""
+    found = []
+    for buffer in buffers:
+        found.append(buffer[:count])
+        count -= len(buffer)
+        if count <= 0:
+            break
+    return found
 
 
 def _skip(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -1,14 +1,15 @@
 """What both sides of the TCP transport share: peers, their queues and their deadlines, over one I/O thread.
 
-A peer is one control connection (small frames, heartbeats) and one bulk connection. A side, in `tcp`, adds
-how connections come about.
+A peer is one control connection (small frames, heartbeats) and a few bulk connections, its streams: one TCP
+stream does not fill a long link. A lane has one stream for as long as the peer lasts, so payloads of one lane
+keep their order. A side, in `tcp`, adds how connections come about.
 
 Rules that hold here: connections and peers belong to the I/O thread; other threads only hand it calls.
 Control connections are served before bulk, so that no transfer keeps a heartbeat waiting; who was passed
 over because the inbox was full comes first when it is not, so that control alone cannot keep bulk out.
 Everything that waits has a deadline. Silence counts only while this side was listening: not while its inbox
-was full, nor while its process was stopped. A peer that breaks the protocol is dropped and the endpoint goes
-on. Nothing here knows what a message means.
+was full (on bulk connections: of bytes), nor while its process was stopped. A peer that breaks the protocol is
+dropped and the endpoint goes on. Nothing here knows what a message means.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from skerry.wire import frames
 from skerry.wire.connection import Connection, Meter, Outgoing, Role
 from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload
 from skerry.wire.loop import READ, WRITE, Loop
-from skerry.wire.peer import DRAIN_S, NEVER, Peer
+from skerry.wire.peer import DRAIN_S, NEVER, ONE_LINE_TIMEOUTS, Peer
+from skerry.wire.rate import BYTES_PER_MBIT, Bucket
 from skerry.wire.transport import OTHER_SIDE_CLOSED, Inbox, Lost, Opened, Received, Sent, WireEvent
 
 HEARTBEAT_S = 1.0
@@ -40,6 +42,7 @@ CLOSE_S = 1.0  # for peers to read their last messages when the endpoint closes
 JOIN_S = CLOSE_S + 2.0
 TICK_S = 0.05  # how often deadlines are looked at
 FULL_INBOX_POLL_S = 0.005
+RATE_POLL_S = 0.01  # while the rate holds something back
 QUEUE_BYTES_MAX = 64 << 20  # of messages without payload, for one peer; one alone may be larger
 
 log = logging.getLogger("skerry.wire")
@@ -52,6 +55,7 @@ class Limits(TypedDict, total=False):
     timeout_s: float
     handshake_s: float
     queue_bytes_max: int
+    mbit_max: float
 
 
 class TcpEndpoint(ABC):
@@ -66,20 +70,24 @@ class TcpEndpoint(ABC):
         timeout_s: float = TIMEOUT_S,
         handshake_s: float = HANDSHAKE_S,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
+        mbit_max: float = 0.0,
     ) -> None:
         self._inbox = inbox
         self._dialect = dialect
         self._heartbeat_s, self._timeout_s, self._tick_s = heartbeat_s, timeout_s, _tick_s(heartbeat_s)
         self._handshake_s = handshake_s
         self._queue_bytes_max = queue_bytes_max
+        self._bytes_per_s = mbit_max * BYTES_PER_MBIT  # of payloads to one peer; 0: no bound
+        self._held_back: dict[Connection, None] = {}  # bulk connections that the rate lets send no more at present
         self._meter = Meter()
         self._peers: dict[int, Peer] = {}
         self._connections: dict[Connection, None] = {}  # a set that keeps its order: the oldest first
         self._peer_ids = itertools.count(1)
         self._transfer_ids = itertools.count(1)
         self._backlog: deque[WireEvent] = deque()  # what a full inbox left behind
-        self._paused = False  # while there is a backlog, no messages are read
-        self._ticked = -NEVER
+        self._paused = False  # while there is a backlog, no messages are read,
+        self._bulk_paused = False  # and while too many bytes wait, no payloads
+        self._ticked = self._let_on_at = -NEVER
         self._close_by = NEVER
         self._loop = Loop(f"skerry-{type(self).__name__.lower()}", self._step, self._end_loop)
 
@@ -93,21 +101,27 @@ class TcpEndpoint(ABC):
     def bytes_out(self) -> int:
         return self._meter.bytes_out
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+    def send(
+        self, peer: int, message: Message, payload: Payload | None = None, tag: object = None, lane: int = 0
+    ) -> None:
         """Queue a message; the payload must not change until `Sent` or `Lost`. A dead peer is ignored."""
         if self._loop.failure is not None:
             raise WireError(self._obituary())
         if payload is None:
             frame = frames.encode(message)
-            self._loop.call(self._enqueue, peer, Outgoing(iter([(frame,)]), len(frame), tag), False)
+            self._loop.call(self._enqueue, peer, Outgoing(iter([(frame,)]), len(frame), tag))
         else:
             view = frames.flat(payload)
             outgoing = Outgoing(frames.encode_bulk(next(self._transfer_ids), message, view), len(view), tag)
-            self._loop.call(self._enqueue, peer, outgoing, True)
+            self._loop.call(self._enqueue_bulk, peer, outgoing, lane)
 
     def keep_time(self, heartbeat_s: float, timeout_s: float) -> None:
         """From now on speak this often, and count a peer as gone after this much silence."""
         self._loop.call(self._keep_time, heartbeat_s, timeout_s)
+
+    def keep_rate(self, mbit_max: float) -> None:
+        """From now on payloads for a peer leave at this rate at most; 0 is no bound."""
+        self._loop.call(self._keep_rate, mbit_max * BYTES_PER_MBIT)
 
     def drop(self, peer: int, reason: str) -> None:
         """Give a peer up; what was sent to it before is still delivered if it reads promptly."""
@@ -124,16 +138,23 @@ class TcpEndpoint(ABC):
         """After every turn: deliver, look at deadlines, and say how long the next turn may wait."""
         if self._backlog:
             self._deliver()
+        self._look_for_room()
         now = time.monotonic()
+        if now - self._let_on_at >= RATE_POLL_S:
+            self._let_on(now)
         if now - self._ticked >= self._tick_s:
             self._tick(now)
         if now > self._close_by or (self._closing and not self._connections):
             return None
-        return FULL_INBOX_POLL_S if self._backlog else self._tick_s
+        if self._backlog or self._bulk_paused:
+            return FULL_INBOX_POLL_S
+        return min(RATE_POLL_S, self._tick_s) if self._held_back else self._tick_s
 
     def _tick(self, now: float) -> None:
         if self._paused or now - self._ticked > self._timeout_s / 2:
             self._forgive(now)
+        elif self._bulk_paused:
+            self._forgive_bulk(now)
         self._ticked = now
         for connection in list(self._connections):
             if now > connection.deadline and not connection.closed:
@@ -144,13 +165,23 @@ class TcpEndpoint(ABC):
         for peer in list(self._peers.values()):
             for connection in peer.connections:
                 idle = not connection.outgoing and not connection.ended
-                if idle and now - connection.spoke >= self._heartbeat_s:
+                times = 1 if connection is peer.control else ONE_LINE_TIMEOUTS  # it may be silent as much longer
+                if idle and now - connection.spoke >= times * self._heartbeat_s:
                     self._write_frame(connection, frames.PING_FRAME)
 
     def _keep_time(self, heartbeat_s: float, timeout_s: float) -> None:
         if (heartbeat_s, timeout_s) != (self._heartbeat_s, self._timeout_s):
             self._heartbeat_s, self._timeout_s, self._tick_s = heartbeat_s, timeout_s, _tick_s(heartbeat_s)
             self._forgive(time.monotonic())  # nobody knew yet how soon to speak
+
+    def _keep_rate(self, bytes_per_s: float) -> None:
+        if bytes_per_s != self._bytes_per_s:
+            self._bytes_per_s = bytes_per_s
+            for peer in self._peers.values():
+                peer.bucket = self._bucket()
+
+    def _bucket(self) -> Bucket | None:
+        return Bucket(self._bytes_per_s, time.monotonic()) if self._bytes_per_s else None
 
     def _forgive(self, now: float) -> None:
         """Silence so far was ours: start every clock again."""
@@ -160,6 +191,13 @@ class TcpEndpoint(ABC):
                 connection.deadline = now + self._handshake_s
         for peer in self._peers.values():
             peer.forgive(now, self._timeout_s)
+
+    def _forgive_bulk(self, now: float) -> None:
+        """Payloads were not read: what control says is as good as ever."""
+        for peer in self._peers.values():
+            peer.forgive(now, self._timeout_s)
+            for connection in peer.bulk.values():
+                connection.heard = now
 
     @property
     def _closing(self) -> bool:
@@ -209,21 +247,29 @@ class TcpEndpoint(ABC):
             for connection in self._connections:
                 self._watch(connection)
 
+    def _look_for_room(self) -> None:
+        if self._inbox.has_room == self._bulk_paused:
+            self._bulk_paused = not self._bulk_paused
+            self._forgive_bulk(time.monotonic())
+            for connection in self._connections:
+                self._watch(connection)
+
     # -------------------------------------------------------------------------------------------------- peers
 
-    def _open_peer(self, connection: Connection, session: bytes) -> Peer:
+    def _open_peer(self, connection: Connection, session: bytes, streams: int) -> Peer:
         now = time.monotonic()
-        peer = Peer(next(self._peer_ids), connection.address, session, connection, now, now + self._timeout_s)
+        attach_by = now + self._timeout_s
+        peer = Peer(next(self._peer_ids), connection.address, session, connection, now, attach_by, streams)
+        peer.bucket = self._bucket()
         self._peers[peer.id] = peer
         self._bind(connection, peer, "control")
         self._emit(Opened(peer.id, peer.address))
         return peer
 
-    def _attach_bulk(self, connection: Connection, peer: Peer) -> None:
-        """Let the bulk queue flow; what the handshake still has to say goes first."""
-        peer.bulk = connection
-        connection.outgoing.extend(peer.bulk_queue)
-        peer.bulk_queue.clear()
+    def _attach_bulk(self, connection: Connection, peer: Peer, stream: int) -> None:
+        """Let the queue of this stream flow; what the handshake still has to say goes first."""
+        connection.outgoing.extend(peer.bulk_queues.pop(stream, ()))
+        peer.bulk[stream] = connection
         self._bind(connection, peer, "bulk")
         self._write(connection)
 
@@ -232,25 +278,26 @@ class TcpEndpoint(ABC):
         connection.parser.legal = frames.CONTROL_LINE if role == "control" else frames.BULK_LINE
         self._watch(connection)
 
-    def _enqueue(self, peer_id: int, outgoing: Outgoing, bulk: bool) -> None:
+    def _enqueue(self, peer_id: int, outgoing: Outgoing) -> None:
         peer = self._peers.get(peer_id)
         if peer is None:
             return
-        if not bulk and not self._has_room(peer, outgoing):
+        if peer.queued_bytes and peer.queued_bytes + outgoing.bytes > self._queue_bytes_max:
             self._lose(peer, f"reads too slowly: more than {self._queue_bytes_max} bytes of messages are queued for it")
             return
-        connection = peer.bulk if bulk else peer.control
-        if connection is None:
-            peer.bulk_queue.append(outgoing)
-        else:
-            connection.outgoing.append(outgoing)
-            self._write(connection)
-
-    def _has_room(self, peer: Peer, outgoing: Outgoing) -> bool:
-        """For a message without payload. Payloads are the node's own arrays, and it keeps to a window of them."""
-        is_first = not peer.queued_bytes
         peer.queued_bytes += outgoing.bytes
-        return is_first or peer.queued_bytes <= self._queue_bytes_max
+        peer.control.outgoing.append(outgoing)
+        self._write(peer.control)
+
+    def _enqueue_bulk(self, peer_id: int, outgoing: Outgoing, lane: int) -> None:
+        """No bound here: payloads are the node's own arrays, and it keeps to a window of them."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return
+        stream = lane % peer.streams
+        peer.bulk_queue(stream).append(outgoing)
+        if stream in peer.bulk:
+            self._write(peer.bulk[stream])
 
     def _drop(self, peer_id: int, reason: str) -> None:
         if (peer := self._peers.get(peer_id)) is not None:
@@ -281,7 +328,7 @@ class TcpEndpoint(ABC):
         if connection.closed:
             return
         reads = connection.draining or self._may_read(connection)
-        writes = connection.dialling or connection.outgoing
+        writes = connection.dialling or (connection.outgoing and connection not in self._held_back)
         if events := (READ if reads else 0) | (WRITE if writes else 0):
             self._loop.watch(connection.sock, events, _priority(connection), partial(self._serve, connection))
         else:
@@ -291,7 +338,7 @@ class TcpEndpoint(ABC):
         """A full inbox stops messages, but not handshakes: a busy node does not turn learners away."""
         if connection.closed or connection.draining or connection.dialling or connection.ended:
             return False
-        return connection.role == "new" or not self._paused
+        return connection.role == "new" or not (self._paused or (self._bulk_paused and connection.role == "bulk"))
 
     def _serve(self, connection: Connection, events: int) -> None:
         if connection.closed:  # by what was served before it in this turn
@@ -326,8 +373,9 @@ class TcpEndpoint(ABC):
     def _take(self, connection: Connection, item: Delivery | Handshake) -> None:
         if isinstance(item, Delivery):
             assert connection.peer in self._peers  # the parser takes no message from strangers
-            payload_s = 0.0 if item.payload is None else connection.took_s
+            payload_s = 0.0 if item.payload is None else self._peers[connection.peer].busy_s(connection)
             self._emit(Received(connection.peer, item.message, item.payload, payload_s))
+            self._look_for_room()
         else:
             self._shake(connection, item)
 
@@ -338,7 +386,7 @@ class TcpEndpoint(ABC):
             self._close(connection)
 
     def _end(self, connection: Connection) -> None:
-        """The other side closed this connection; what it said on its other one before is still read."""
+        """The other side closed this connection; what it said on its others before is still read."""
         peer = self._peers.get(connection.peer)
         if peer is None or connection.role == "new" or all(each.ended for each in peer.connections):
             self._fail(connection, OTHER_SIDE_CLOSED)
@@ -349,13 +397,27 @@ class TcpEndpoint(ABC):
     def _write(self, connection: Connection) -> None:
         if connection.closed:
             return
-        for message in connection.write():
+        peer = self._peers.get(connection.peer) if connection.role == "bulk" else None
+        most = None if peer is None else peer.share(time.monotonic())
+        before = connection.bytes_out
+        for message in connection.write(most):
             self._sent(connection, message)
+        if peer is not None and peer.bucket is not None:
+            peer.bucket.spend(connection.bytes_out - before)
+            if connection.outgoing and connection.bytes_out - before == most:
+                self._held_back[connection] = None
         if connection.draining and not connection.outgoing:
             connection.finish()
         if connection.broken:
             self._fail(connection, connection.broken)
         self._watch(connection)
+
+    def _let_on(self, now: float) -> None:
+        """What the rate held back may go on, as far as it lets it by now."""
+        self._let_on_at = now
+        held_back, self._held_back = self._held_back, {}
+        for connection in held_back:
+            self._write(connection)
 
     def _sent(self, connection: Connection, message: Outgoing) -> None:
         if (peer := self._peers.get(connection.peer)) is not None:

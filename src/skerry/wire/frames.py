@@ -40,8 +40,8 @@ MESSAGE, BULK, CHUNK, PING, HANDSHAKE = 1, 2, 3, 4, 5
 CHUNK_BYTES = 256 << 10
 HANDSHAKE_BYTES_MAX = 64 << 10
 MESSAGE_BYTES_MAX = 16 << 20
-TRANSFERS_MAX = 64  # payloads in progress from one peer
-TRANSFER_BYTES_MAX = 4 << 30  # and their sum; one alone may be larger, for its length was found legal
+TRANSFERS_MAX = 64  # payloads in progress on one connection
+TRANSFER_BYTES_MAX = 1 << 30  # and their sum; one alone may be larger, for its length was found legal
 NONCE_BYTES = 32
 SESSION_BYTES = 16
 
@@ -87,15 +87,17 @@ class Proof(Struct, frozen=True, tag=True):
     protocol: int
     nonce: bytes
     mac: bytes
+    streams: int = 1  # bulk connections that it can have
 
 
 class Attach(Struct, frozen=True, tag=True):
-    """Learner, on its bulk connection: this belongs to the session that the control connection was given."""
+    """Learner, on a bulk connection: this belongs to the session that the control connection was given."""
 
     protocol: int
     nonce: bytes
     session: bytes
     mac: bytes
+    stream: int = 0  # which of the session's bulk connections this is
 
 
 class Inquire(Struct, frozen=True, tag=True):
@@ -111,6 +113,7 @@ class Attached(Struct, frozen=True, tag=True):
 
     session: bytes
     mac: bytes
+    streams: int = 1  # bulk connections that the session has
 
 
 class Denied(Struct, frozen=True, tag=True):
@@ -311,7 +314,7 @@ class Parser:
 
 
 class Transfers:
-    """The payloads on their way from one peer; may be shared by several bulk connections of it."""
+    """The payloads on their way over one bulk connection."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Transfer] = {}

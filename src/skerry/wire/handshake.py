@@ -2,9 +2,9 @@
 
     syncer  -> Challenge   a nonce, and the protocol it speaks behind the handshake
     learner -> Proof       on the control connection: a nonce of its own, and the MAC of both under the token
-               or Attach   on the bulk connection: the same, and the session that the control connection got
+               or Attach   on a bulk connection: the same, the session of the control connection, and which one it is
                or Inquire  by whoever wants to know the status: as Proof; it comes as a message, behind the answer
-    syncer  -> Attached    the session, and the syncer's own MAC; or Denied, with a reason
+    syncer  -> Attached    the session, how many bulk connections it has, the syncer's own MAC; or Denied, with a reason
 
 Rules that hold here: each side proves the token over the other's fresh nonce, and the token itself is never
 sent. A refusal is one line that says what to do about it; it is for good if the token is wrong, but not if one side is
@@ -33,6 +33,8 @@ from skerry.wire.frames import (
 )
 
 HANDSHAKE = 2  # its own version. Builds of 0.2 that hear another number give up for good: what changes is `PROTOCOL`
+
+STREAMS_MAX = 64  # bulk connections of one session, whatever the other side asks for
 
 Who = Literal["proof", "attach", "inquire", "syncer"]
 
@@ -82,8 +84,8 @@ def _disproof(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
     return None
 
 
-def welcome(mine: Credentials, nonce: bytes, said: FromLearner, session: bytes) -> Attached:
-    return Attached(session, _mac(mine, "syncer", said.nonce, nonce, session))
+def welcome(mine: Credentials, nonce: bytes, said: FromLearner, session: bytes, streams: int = 1) -> Attached:
+    return Attached(session, _mac(mine, "syncer", said.nonce, nonce, session), streams)
 
 
 # ------------------------------------------------------------------------------------------------ the learner
@@ -96,12 +98,12 @@ def disagreement(mine: Credentials, heard: Challenge) -> str:
     return "" if heard.speaks == mine.protocol else mismatch(syncer=heard.speaks, learner=mine.protocol)
 
 
-def answer(mine: Credentials, nonce: bytes, heard: Challenge, session: bytes) -> FromLearner:
+def answer(mine: Credentials, nonce: bytes, heard: Challenge, session: bytes, stream: int = 0) -> FromLearner:
     """What proves the token to a syncer of our protocol; `session` is empty on a control connection."""
     _check_nonce(heard.nonce)
     if session:
-        return Attach(HANDSHAKE, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session))
-    return Proof(HANDSHAKE, nonce, _mac(mine, "proof", heard.nonce, nonce))
+        return Attach(HANDSHAKE, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session), stream)
+    return Proof(HANDSHAKE, nonce, _mac(mine, "proof", heard.nonce, nonce), STREAMS_MAX)
 
 
 def inquiry(mine: Credentials, nonce: bytes, heard: Challenge) -> Inquire:
@@ -120,6 +122,11 @@ def check_welcome(mine: Credentials, nonce: bytes, heard_nonce: bytes, heard: At
 
 
 # ------------------------------------------------------------------------------------------------------- both
+
+
+def agreed(asked: int, offered: int) -> int:
+    """How many bulk connections a session has; a side that says nothing of them has one."""
+    return max(1, min(asked, offered, STREAMS_MAX))
 
 
 def mismatch(*, syncer: int, learner: int) -> str:

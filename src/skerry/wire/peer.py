@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from skerry.wire.connection import Connection, Outgoing
+from skerry.wire.rate import Bucket
 
 DRAIN_S = 2.0  # to take last words: a dropped peer ours, and we those of a peer that has ended
 ONE_LINE_TIMEOUTS = 3  # one connection may be silent this many times longer while the other is not
@@ -14,23 +15,49 @@ NEVER = float("inf")
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A side that proved itself: its control connection, and its bulk connection once it is there."""
+    """A side that proved itself: its control connection, and its bulk connections as they come."""
 
     id: int
     address: str
     session: bytes
     control: Connection
     opened: float
-    attach_by: float  # deadline of its bulk connection
-    bulk: Connection | None = None
-    bulk_queue: deque[Outgoing] = field(default_factory=deque)  # what waits for the bulk connection
+    attach_by: float  # deadline of its bulk connections
+    streams: int  # how many of them there are to be
+    bulk: dict[int, Connection] = field(default_factory=dict)  # by stream
+    bulk_queues: dict[int, deque[Outgoing]] = field(default_factory=dict)  # what waits for one that is not there yet
     queued_bytes: int = 0
+    bucket: Bucket | None = None  # what bounds its payloads, if anything does
+    counted_to: float = 0.0  # up to when the time of payloads is told
     end_by: float = NEVER  # deadline of what is still to be read, once a connection has ended
     end_reason: str = ""
 
     @property
     def connections(self) -> list[Connection]:
-        return [self.control] if self.bulk is None else [self.control, self.bulk]
+        return [self.control, *self.bulk.values()]
+
+    def bulk_queue(self, stream: int) -> deque[Outgoing]:
+        """Where payloads wait for their stream."""
+        if stream in self.bulk:
+            return self.bulk[stream].outgoing
+        return self.bulk_queues.setdefault(stream, deque())
+
+    def busy_s(self, connection: Connection) -> float:
+        """A payload is complete: for how long any was on its way since the last one was.
+
+        Streams work side by side, so the seconds of each would add up to more than there were.
+        """
+        others = [each.began for each in self.bulk.values() if each is not connection and each.began is not None]
+        began = max(self.counted_to, min([connection.last_began, *others]))
+        self.counted_to = max(self.counted_to, connection.heard)
+        return max(0.0, connection.heard - began)
+
+    def share(self, now: float) -> int | None:
+        """How much one stream may send now, where others have something to send too; None: as much as it can."""
+        if self.bucket is None:
+            return None
+        busy = sum(bool(connection.outgoing) for connection in self.bulk.values())
+        return -(-self.bucket.allowed(now) // max(1, busy))
 
     def end_soon(self, now: float, reason: str) -> None:
         """As good as lost, but its last words may be on their way: a refusal says more than an end."""
@@ -52,6 +79,6 @@ class Peer:
         for connection, seconds in zip(self.connections, silent_s, strict=True):
             if seconds > timeout_s * ONE_LINE_TIMEOUTS:
                 return f"{connection.role} connection silent for {timeout_s * ONE_LINE_TIMEOUTS:g} s"
-        if self.bulk is None and now > self.attach_by:
+        if len(self.bulk) < self.streams and now > self.attach_by:
             return f"no bulk connection within {timeout_s:g} s"
         return None

@@ -41,7 +41,7 @@ from skerry.wire.loop import READ
 from skerry.wire.peer import DRAIN_S, NEVER, Peer
 from skerry.wire.transport import Inbox, Received
 
-STRANGERS_MAX = 64  # connections that are not authenticated
+STRANGERS_MAX = 256  # connections that are not authenticated
 ACCEPTS_PER_TURN = 16
 ACCEPT_PAUSE_S = 1.0  # after the system could not give us a socket
 REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0  # the longest is what a returned syncer waits for its last learner
@@ -61,10 +61,12 @@ class Server(TcpEndpoint):
         inbox: Inbox,
         payload_limit: PayloadLimit,
         *,
+        streams: int = 1,
         protocol: int = PROTOCOL,
         **limits: Unpack[Limits],
     ) -> None:
         self._credentials = Credentials(token, protocol)
+        self._streams = streams
         self._listener = _listen(host, port, open_to_all=token is None)
         super().__init__(inbox, frames.syncer_dialect(payload_limit), **limits)
         self.port: int = self._listener.getsockname()[1]
@@ -109,19 +111,19 @@ class Server(TcpEndpoint):
         if (denied := handshake.refusal(self._credentials, connection.nonce, item)) is not None:
             self._deny(connection, denied.reason, denied.final)
         elif isinstance(item, Proof):
-            session = secrets.token_bytes(SESSION_BYTES)
-            self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session))
-            self._sessions[session] = self._open_peer(connection, session)
+            session, streams = secrets.token_bytes(SESSION_BYTES), handshake.agreed(item.streams, self._streams)
+            self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session, streams))
+            self._sessions[session] = self._open_peer(connection, session, streams)
             self._write(connection)
         elif isinstance(item, Inquire):
             self._tell_status(connection, item)
         else:
             peer = self._sessions.get(item.session)
-            if peer is None or peer.bulk is not None:
-                self._deny(connection, "no such session, or it has its bulk connection", final=False)
+            if peer is None or item.stream in peer.bulk or not 0 <= item.stream < peer.streams:
+                self._deny(connection, "no such session, or it has this bulk connection", final=False)
                 return
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, item.session))
-            self._attach_bulk(connection, peer)
+            self._attach_bulk(connection, peer, item.stream)
 
     def _tell_status(self, connection: Connection, item: Inquire) -> None:
         """From here, not by the node: however much that has to do, and though its inbox be full."""
@@ -239,7 +241,7 @@ class Client(TcpEndpoint):
         if reason := handshake.disagreement(self._credentials, item):
             self._turned_away(connection, reason)
             return
-        answer = handshake.answer(self._credentials, connection.nonce, item, connection.session)
+        answer = handshake.answer(self._credentials, connection.nonce, item, connection.session, connection.stream)
         connection.heard_nonce = item.nonce
         self._write_frame(connection, frames.encode(answer))
 
@@ -247,13 +249,14 @@ class Client(TcpEndpoint):
         nonces = connection.nonce, connection.heard_nonce
         handshake.check_welcome(self._credentials, *nonces, item, connection.session)
         if connection.session:
-            self._attach_bulk(connection, self._peers[connection.peer])
+            self._attach_bulk(connection, self._peers[connection.peer], connection.stream)
             return
         self.trouble, self._quiet_until = "", 0.0
-        peer = self._open_peer(connection, item.session)
+        peer = self._open_peer(connection, item.session, handshake.agreed(item.streams, handshake.STREAMS_MAX))
         try:
-            bulk = self._connect(connection.sock.family, connection.sock.getpeername())
-            bulk.peer, bulk.session = peer.id, item.session
+            for stream in range(peer.streams):
+                bulk = self._connect(connection.sock.family, connection.sock.getpeername())
+                bulk.peer, bulk.session, bulk.stream = peer.id, item.session, stream
         except OSError as error:
             self._lose(peer, why(error))
 

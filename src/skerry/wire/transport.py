@@ -3,9 +3,9 @@
 Rules that hold here: each `Opened` is followed by exactly one `Lost` with the same peer id, unless this
 side closes its endpoint; nothing about a peer comes before its `Opened` or after its `Lost`. A peer id is
 never used again: a peer that comes back is another one. Messages without payload keep their order, and so
-do bulk messages, but nothing may rely on the order between the two. The inbox is a bounded queue that
-belongs to the node; when it is full the endpoint stops reading, so that the other side feels it, and goes
-on when there is room.
+do bulk messages of one lane, but nothing may rely on the order between lanes or kinds. The inbox belongs to the
+node, and is bounded by count and by bytes: when too many events are in it the endpoint stops reading, when too
+many bytes are it stops reading payloads, so that the other side feels it, and goes on when there is room.
 
 The in-memory endpoints below stand in for sockets in tests: same rules, same frames, delivery inside `send`.
 """
@@ -25,6 +25,7 @@ from skerry.errors import ProtocolError
 from skerry.wire.frames import BULK_LINE, CONTROL_LINE, Delivery, Dialect, Parser, Payload, encode, encode_bulk, flat
 
 OTHER_SIDE_CLOSED = "closed by the other side"
+INBOX_BYTES_MAX = 256 << 20  # of payloads that came and wait to be looked at, on either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Received:
     peer: int
     message: Message
     payload: memoryview | None
-    payload_s: float = 0.0  # from its first byte to its last
+    payload_s: float = 0.0  # from its first byte to its last; what payloads side by side took is counted once
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,43 @@ class Lost:
 
 
 WireEvent = Opened | Received | Sent | Lost
-Inbox = Queue[WireEvent]
+
+
+class Inbox(Queue[WireEvent | None]):
+    """What came and waits for the node; None is no event, and wakes whoever waits for one.
+
+    It is bounded by the number of events, and by the bytes of payloads in it and in the hands of who takes them out:
+    `settle` says how much of what was taken out still waits elsewhere. Without room for bytes payloads are not read any
+    more, but everything else is. One thread takes out and settles.
+    """
+
+    def __init__(self, count_max: int = 0, bytes_max: int = INBOX_BYTES_MAX) -> None:
+        super().__init__(count_max)
+        self.bytes_max = bytes_max
+        self._waiting_bytes = self._taken_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """For payloads; one more is let in beyond the bound."""
+        return self._waiting_bytes + self._taken_bytes <= self.bytes_max
+
+    def settle(self, waiting_bytes: int = 0) -> None:
+        """Of all payloads that were taken out so many bytes still wait, and the others are done with."""
+        self._taken_bytes = waiting_bytes
+
+    def _put(self, item: WireEvent | None) -> None:
+        super()._put(item)
+        self._waiting_bytes += payload_bytes(item)
+
+    def _get(self) -> WireEvent | None:
+        item = super()._get()
+        self._waiting_bytes -= payload_bytes(item)
+        self._taken_bytes += payload_bytes(item)
+        return item
+
+
+def payload_bytes(event: WireEvent | None) -> int:
+    return len(event.payload) if isinstance(event, Received) and event.payload is not None else 0
 
 
 class Endpoint(Protocol):
@@ -78,8 +115,13 @@ class Endpoint(Protocol):
     @property
     def bytes_out(self) -> int: ...
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
-        """Queue a message; the payload must not change until `Sent` or `Lost`. A dead peer is ignored."""
+    def send(
+        self, peer: int, message: Message, payload: Payload | None = None, tag: object = None, lane: int = 0
+    ) -> None:
+        """Queue a message; the payload must not change until `Sent` or `Lost`. A dead peer is ignored.
+
+        Payloads of one lane, any number, arrive in the order in which they were sent.
+        """
 
     def drop(self, peer: int, reason: str) -> None:
         """Give a peer up; what was sent to it before is still delivered if it reads promptly."""
@@ -105,7 +147,9 @@ class MemoryEndpoint:
         self._backlog: deque[WireEvent] = deque()
         self._lock = threading.RLock()
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+    def send(
+        self, peer: int, message: Message, payload: Payload | None = None, tag: object = None, lane: int = 0
+    ) -> None:
         with self._lock:
             buffers: Iterable[Payload] = (encode(message),) if payload is None else ()
             if payload is not None:

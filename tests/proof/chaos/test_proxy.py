@@ -14,7 +14,7 @@ import pytest
 from skerry.core.messages import Contribution, Publication, Pull, Report
 from skerry.proof.chaos.proxy import CLEAR, Lane, Proxy, Weather
 from skerry.wire.tcp import Client, Server
-from skerry.wire.transport import Lost, Opened, Received
+from skerry.wire.transport import Inbox, Lost, Opened, Received
 from wire.samples import sample
 
 WAIT_S = 60
@@ -508,7 +508,7 @@ def expect(inbox, kind):
 
 
 def test_a_corrupt_payload_costs_the_peer_which_dials_again(net):
-    at_syncer, at_learner, payload = queue.Queue(), queue.Queue(), noise(4 * MIB)
+    at_syncer, at_learner, payload = Inbox(), Inbox(), noise(4 * MIB)
     message = sample(Contribution, to_tokens=len(payload))
     server = net.own(Server("127.0.0.1", 0, b"token", at_syncer, lambda m: m.to_tokens))
     port = net.proxy.add("learner", "127.0.0.1", server.port)
@@ -541,7 +541,7 @@ def test_a_corrupt_payload_costs_the_peer_which_dials_again(net):
 def test_control_flows_while_bulk_saturates_a_narrow_link(net):
     """Payloads both ways take many times the silence that is allowed; nobody is declared dead, reports go through."""
     limits = {"heartbeat_s": 0.1, "timeout_s": 0.5}
-    at_syncer, at_learner, payload = queue.Queue(), queue.Queue(), noise(500 * KIB)
+    at_syncer, at_learner, payload = Inbox(), Inbox(), noise(500 * KIB)
     server = net.own(Server("127.0.0.1", 0, None, at_syncer, lambda m: m.to_tokens, **limits))
     port = net.proxy.add("learner", "127.0.0.1", server.port)
     client = net.own(Client("127.0.0.1", port, None, at_learner, lambda m: m.version, **limits))

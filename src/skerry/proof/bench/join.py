@@ -11,7 +11,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from skerry import algo
 from skerry import config as configs
-from skerry.algo.fragments import Fragment, Layout
+from skerry.algo.fragments import Fragment, Layout, split
 from skerry.config import Config
 from skerry.errors import Refusal
 from skerry.node.algebra import Array
@@ -65,13 +65,13 @@ class Joined(Struct, frozen=True):
 
 
 class PlainParameters:
-    """Parameters of no framework: a flat array a fragment."""
+    """Parameters of no framework: a flat array a fragment, in memory before the clock runs, as a model's are."""
 
-    def __init__(self) -> None:
-        self.values: dict[int, Array] = {}
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self.values: list[Array] = [np.full(fragment.size, np.nan, np.float32) for fragment in fragments]
 
     def write(self, fragment: Fragment, values: Array) -> None:
-        self.values[fragment.index] = values.copy()
+        self.values[fragment.index][:] = values
 
     def add(self, fragment: Fragment, increment: Array) -> None:
         self.values[fragment.index] += increment
@@ -113,9 +113,10 @@ def _join(local: LocalRun, config: Config, layout: Layout, params: int, link: Li
     pid = local.syncer.process.pid
     before = cores.memory_bytes(pid, "VmRSS")
     cores.forget_peak(pid)
+    parameters = PlainParameters(split(layout, config.sync.num_fragments))
     with _reached(local.port, link) as port:
         began = time.monotonic()
-        shell = LearnerShell("bench", layout, PlainParameters(), "127.0.0.1", port, None)
+        shell = LearnerShell("bench", layout, parameters, "127.0.0.1", port, None)
         shell.start(JOIN_S_MAX)
         joined_s = time.monotonic() - began
         wire_bytes = shell.client.bytes_in

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from queue import Queue
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from skerry.node.algebra import Float32, Payload
 from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Outstanding, Pending
 from skerry.wire.tcp import Client
-from skerry.wire.transport import Lost, Opened, Received, WireEvent
+from skerry.wire.transport import Inbox, Lost, Opened, Received, WireEvent
 
 DIALS_MAX = 16  # at once: a syncer lets the oldest of too many strangers go
 TOKENS = 512  # of one step
@@ -136,15 +135,16 @@ class Member:
     stepped_at: float = 0.0
 
 
-class _Straight(Queue[WireEvent]):
+class _Straight(Inbox):
     """An inbox that keeps nothing: what comes is taken in at once, on the I/O thread."""
 
     def __init__(self, take: Callable[[WireEvent], None]) -> None:
         super().__init__()
         self._take = take
 
-    def put_nowait(self, item: WireEvent) -> None:
-        self._take(item)
+    def put_nowait(self, item: WireEvent | None) -> None:
+        if item is not None:
+            self._take(item)
 
 
 class Swarm(Client):

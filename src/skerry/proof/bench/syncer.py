@@ -47,7 +47,6 @@ TELL_S = 5.0  # between two lines of progress
 JOIN_S_MAX = 120.0
 SIGTERM_S_MAX = 60.0  # then the syncer is killed, and the answer is that there was none
 SPARE_FILES = 128  # beside a process's sockets
-CONNECTIONS = 2  # of one learner
 
 Tell = Callable[[str], None]
 
@@ -140,8 +139,9 @@ class Look(Struct, frozen=True):
 
 def prepared(load: Load, overrides: Iterable[tuple[str, Any]] = ()) -> Job:
     """Everything that can be refused about a load is refused here, before anything is started."""
-    _allow_files(load.learners)
-    return Job(load, _configured(load, overrides), even(load.params, load.fragments), cores.divided(load.cores))
+    config = _configured(load, overrides)
+    _allow_files(load.learners, 1 + config.wire.streams)
+    return Job(load, config, even(load.params, load.fragments), cores.divided(load.cores))
 
 
 def _configured(load: Load, overrides: Iterable[tuple[str, Any]]) -> Config:
@@ -174,9 +174,9 @@ def _create(root: Path, config: Config, layout: Layout) -> None:
         begin(store, config, layout, lambda fragment: np.zeros(fragment.size, np.float32))
 
 
-def _allow_files(learners: int) -> None:
+def _allow_files(learners: int, connections: int) -> None:
     """Sockets for all learners, here and in the child; many systems give a process 1,024 unless it asks."""
-    needed = CONNECTIONS * learners + SPARE_FILES
+    needed = connections * learners + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise Refusal(f"{learners} learners need {needed} open files, and the limit here is {hard}: raise ulimit -Hn")

@@ -26,7 +26,8 @@ from typing import Any, Self, TypeVar
 
 from skerry.wire.loop import READ, WRITE, Loop
 
-QUANTUM_BYTES = 1500  # of one connection, before it is the next one's turn at a limited rate
+QUANTUM_BYTES = 1500  # of one connection at least, before it is the next one's turn at a limited rate,
+QUANTUM_S = 0.0005  # or what passes in this time: at a high rate small turns would cost more than they are worth
 BURST_S = 0.02  # of its rate that a gate saves up while nobody sends
 CHUNK_BYTES = 64 << 10  # of one read
 KEPT_BYTES_MAX = 256 << 10  # of one connection in one direction, unless rate and delay call for more
@@ -225,13 +226,17 @@ class _Gate:
         """Twice what is under way at full rate: a long lane must not be slow for lack of room."""
         return max(KEPT_BYTES_MAX, int(2 * self.lane.rate_bps / 8 * self.lane.delay_s))
 
+    @property
+    def quantum_bytes(self) -> int:
+        return max(QUANTUM_BYTES, min(CHUNK_BYTES, int(self.lane.rate_bps / 8 * QUANTUM_S)))
+
     def serve(self, now: float) -> float:
         """Let everything pass that may pass by now; returns when there will be more to do."""
         if self.lane.blocked:
             return NEVER
         self._earn(now)
         while ready := [pipe for pipe in self.pipes if pipe.due <= now]:
-            most = CHUNK_BYTES if len(ready) == 1 or not self.lane.rate_bps else QUANTUM_BYTES
+            most = CHUNK_BYTES if len(ready) == 1 or not self.lane.rate_bps else self.quantum_bytes
             for pipe in ready:
                 lacking = min(pipe.next_bytes, QUANTUM_BYTES) - self._budget
                 if lacking > 0:

@@ -82,7 +82,9 @@ class Line(ABC):
 
     # the learner's endpoint
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+    def send(
+        self, peer: int, message: Message, payload: Payload | None = None, tag: object = None, lane: int = 0
+    ) -> None:
         self.carry("up", message, payload, tag)
 
     def drop(self, peer: int, reason: str) -> None:
@@ -102,7 +104,9 @@ class Hub:
         self.numbers = itertools.count(1)
         self.payload_bytes = {"up": 0, "down": 0}
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+    def send(
+        self, peer: int, message: Message, payload: Payload | None = None, tag: object = None, lane: int = 0
+    ) -> None:
         if peer in self.lines:
             self.lines[peer].carry("down", message, payload, tag)
 

@@ -1,9 +1,9 @@
 """The simulated network: real frames through real parsers, on links that delay, lose, double, reorder and spoil them.
 
-A link has two lines each way, control and bulk, like a peer's two connections. What is on its way dies with it. A
-blocked direction keeps what it carries; whoever hears nothing for `timeout_s` gives the link up, as the real endpoint
-does. Hello, welcome, refusal and done are never lost alone or doubled: on TCP, a link that loses one is a link that
-breaks.
+A link has two lines each way, control and bulk; no line keeps its order, so streams need none of their own. What is
+on its way dies with it. A blocked direction keeps what it carries; whoever hears nothing for `timeout_s` gives the
+link up, as the real endpoint does. Hello, welcome, refusal and done are never lost alone or doubled: on TCP, a link
+that loses one is a link that breaks.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ class SimEndpoint:
         self.bytes_in = self.bytes_out = 0
         self._waiting: deque[WireEvent] = deque()
 
-    def send(self, peer: int, message: Message, payload: Payload | None = None, tag: object = None) -> None:
+    def send(
+        self, peer: int, message: Message, payload: Payload | None = None, tag: object = None, lane: int = 0
+    ) -> None:
         end = self.ends.get(peer)
         if end is not None and end.up:
             self.world.oracle.check_leaving(end.link.learner, message, payload)

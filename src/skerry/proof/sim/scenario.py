@@ -79,7 +79,8 @@ def draw(seed: int) -> Scenario:
     adopt = random.Random(f"adopt {seed}").choice(ADOPT)
     config = replace(config, learner=replace(config.learner, adopt=adopt), wire=_some_int2(config.wire, seed))
     work_s, interrupts = _late_work(seed)
-    window_bytes, leave_s = _narrow_window(seed)
+    window_bytes, leave_s, streams = _narrow_window(seed)
+    config = replace(config, wire=replace(config.wire, streams=streams))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,
@@ -107,9 +108,11 @@ def _late_work(seed: int) -> tuple[float, tuple[str, ...]]:
     return r.choice([0.03, 0.2, 0.6]), (INTERRUPT,) * r.choice([0, 2])
 
 
-def _narrow_window(seed: int) -> tuple[int, float]:
+def _narrow_window(seed: int) -> tuple[int, float, int]:
+    """The window, how long payloads take to leave, and the streams of a learner, of which each has a fragment."""
     r = random.Random(f"window {seed}")
-    return (1, r.choice([0.0, 1.0, 3.0])) if r.random() < NARROW_SHARE else (WINDOW_BYTES, 0.0)
+    is_narrow = r.random() < NARROW_SHARE
+    return (1, r.choice([0.0, 1.0, 3.0]), r.choice([1, 1, 2])) if is_narrow else (WINDOW_BYTES, 0.0, 4)
 
 
 def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs.Config:
