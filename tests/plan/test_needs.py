@@ -103,9 +103,9 @@ def test_merges_and_bytes_of_a_real_run_are_the_planned_ones(started):
     pair, config = started(ticks=40, sync={"sync_every": 16})
     plan = RunPlan(config, pair.layout, tuple(Island(n, STEP_S, 1e12, 0.0) for n in pair.loops))
     at = stretch(plan, sizes_of(plan), periods(config)[-1])
-    assert at.limit == "steps" and at.period_s == (16 + 3 / 4) * STEP_S
+    assert at.limit == "steps" and at.period_s == 16 * STEP_S
     before, sent = pair.syncer.machine.state.merges, len(pair.contributions)
     pair.run(400)
     merged = pair.syncer.machine.state.merges - before
-    assert merged == pytest.approx(400 * STEP_S / at.period_s * 4, rel=0.03)
+    assert merged == pytest.approx(400 * STEP_S / at.period_s * 4, rel=0.06)
     assert len(pair.contributions) - sent == pytest.approx(LEARNERS * merged, rel=0.03)

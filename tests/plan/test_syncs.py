@@ -8,17 +8,8 @@ from skerry.algo.fragments import Tensor, layout_of
 from skerry.plan import layouts
 from skerry.plan.bandwidth import periods
 from skerry.plan.forecast import report
-from skerry.plan.syncs import (
-    CONTRIBUTION_NS,
-    MERGE_NS,
-    Failures,
-    Island,
-    RunPlan,
-    goodput,
-    quorum_share,
-    sizes_of,
-    stretch,
-)
+from skerry.plan.syncs import Failures, Island, RunPlan, goodput, quorum_share, sizes_of, stretch
+from skerry.run.delays import MEASURED, NONE
 
 N = 24 * 128 * 1000  # 24 fragments of 128,000
 DAY = 86400.0
@@ -39,18 +30,20 @@ def steady(plan):
 
 
 FRAGMENT_BITS = 8 * payload_bytes("int4", 128_000)
-MERGE_S = 1e-9 * 128_000 * (MERGE_NS + 4 * CONTRIBUTION_NS)
+MERGE_S = MEASURED.merge_s(128_000) + 4 * MEASURED.inspect_s(128_000) + MEASURED.commit_s
+WORK_S = MEASURED.encode_s(128_000) + MERGE_S + MEASURED.adopt_s(128_000)
 
 
-def test_a_sync_is_up_merge_and_down_and_a_round_trip():
+def test_a_sync_is_encoding_the_way_up_the_merge_the_way_down_and_adopting():
     plan = plan_of(rates=(1e6, 1e6, 2e6, 4e6), rtt=0.1)
     for sync, rate in zip(steady(plan).syncs, (1e6, 1e6, 2e6, 4e6), strict=True):
-        assert sync.sync_s == pytest.approx(0.1 + 2 * FRAGMENT_BITS / rate + MERGE_S)
+        assert sync.sync_s == pytest.approx(0.1 + 2 * FRAGMENT_BITS / rate + WORK_S)
+        assert sync.round_s == pytest.approx(sync.sync_s + 0.5)  # and half a step until a boundary
         assert sync.fits == (sync.sync_s <= 2)
 
 
 def test_whether_it_fits_is_decided_at_tau_steps():
-    needed = 2 * FRAGMENT_BITS / (2 - MERGE_S)  # bit/s with which two ways and a merge take two steps
+    needed = 2 * FRAGMENT_BITS / (2 - WORK_S)  # bit/s with which two ways and the work take two steps
     slow, fast = (steady(plan_of(rates=(needed * x,) * 4)).syncs[0].fits for x in (0.999, 1.001))
     assert (slow, fast) == (False, True)
 
@@ -58,11 +51,13 @@ def test_whether_it_fits_is_decided_at_tau_steps():
 def test_more_than_one_fragment_at_a_boundary_go_one_after_the_other():
     at = steady(plan_of(sync__sync_every=4))
     assert at.burst == 6 and at.syncs[0].up_s == pytest.approx(6 * FRAGMENT_BITS / 1e9)
+    one, two = (steady(plan_of(sync__sync_every=4, merge__threads=threads)).syncs[0].sync_s for threads in (1, 2))
+    assert one - two == pytest.approx(3 * (MERGE_S - MEASURED.commit_s)), "two workers merge them side by side"
 
 
 def test_h_is_bounded_by_steps_then_by_the_links_of_a_quorum():
     plan = plan_of(sync__quorum=2)
-    assert steady(plan).limit == "steps" and steady(plan).period_s == pytest.approx(24 + 2 / 5)
+    assert steady(plan).limit == "steps" and steady(plan).period_s == pytest.approx(24)
     cycle = 24 * FRAGMENT_BITS
     slow = plan_of(rates=(cycle / 30, cycle / 30, cycle / 300, cycle / 300), sync__quorum=2)
     assert steady(slow).limit == "links" and steady(slow).period_s == pytest.approx(30)
@@ -70,13 +65,20 @@ def test_h_is_bounded_by_steps_then_by_the_links_of_a_quorum():
     assert steady(all_of_them).period_s == pytest.approx(300)
 
 
-def test_a_fragment_is_merged_once_a_round_trip_and_a_learner_in_every_other():
-    at = steady(plan_of(rtt=10.0, sync__sync_every=4))
-    wait = 2 / 5  # K of four, and the boundary
-    assert at.limit == "trips" and at.period_s == pytest.approx(10 + wait, rel=1e-3)
-    assert at.period_of(at.syncs[0]) == pytest.approx(20, rel=1e-3)
+def test_a_round_is_one_trip_and_a_learner_is_in_each():
+    at = steady(plan_of(rtt=10.0, sync__sync_every=4)._replace(delays=NONE))
+    assert at.limit == "trips" and at.period_s == pytest.approx(10 + 0.5, rel=1e-3)
+    assert at.period_of(at.syncs[0]) == at.period_s
     hidden = steady(plan_of(rtt=10.0))
-    assert hidden.limit == "steps" and hidden.period_s == pytest.approx(24 + wait)  # asked ahead of the round
+    assert hidden.limit == "steps" and hidden.period_s == pytest.approx(24)  # the order came with the last version
+
+
+def test_who_has_a_longer_way_than_the_quorum_is_in_fewer_merges():
+    plan = plan_of(sync__sync_every=4)
+    far = plan.islands[3]._replace(rtt_s=11.5)
+    at = steady(plan._replace(islands=(*plan.islands[:3], far), delays=NONE))
+    assert at.limit == "steps" and at.period_of(at.syncs[0]) == pytest.approx(4)
+    assert at.period_of(at.syncs[3]) == pytest.approx(12, rel=1e-3)
 
 
 def test_a_shared_link_of_the_syncer_is_the_bound_for_all():
@@ -94,7 +96,10 @@ def test_a_bound_on_payloads_is_a_bound_on_every_link():
 def test_a_large_model_is_bounded_by_the_syncers_merges():
     at = steady(plan_of(rates=(1e12,) * 4, params=5e9))
     assert at.limit == "syncer"
-    assert at.period_s == pytest.approx(5e9 * 1e-9 * (MERGE_NS + 4 * CONTRIBUTION_NS), rel=1e-3)
+    merged = 5 * (MEASURED.merge_ns + 4 * MEASURED.inspect_ns)
+    assert at.period_s == pytest.approx(merged / 2, rel=1e-3), "by two workers"
+    four = steady(plan_of(rates=(1e12,) * 4, params=5e9, merge__threads=4))
+    assert four.period_s == pytest.approx(merged / 4, rel=1e-3)
 
 
 def test_goodput_counts_lost_work_absence_and_loading():
@@ -173,7 +178,7 @@ def test_links_as_much_faster_as_was_said_do_carry_it():
     for rate, is_carried in ((cycle / (0.801 * LIMIT), False), (cycle / (0.799 * LIMIT), True)):
         told = report(plan_of(rates=(rate,) * 4))
         assert bool(told["suggested"]) == is_carried == (told["goodput"] == 1)
-        assert any("cannot carry" in line for line in told["warnings"]) != is_carried
+        assert any("cannot carry this model" in line for line in told["warnings"]) != is_carried
 
 
 @pytest.mark.parametrize("rate", [1e3, 1e5, 1e7, 1e9])
@@ -190,7 +195,7 @@ def test_nothing_suggested_is_refused(rate, params, learners):
 
 def test_a_delay_that_h_cuts_short_is_not_said_to_fit():
     chosen = report(plan_of(rates=(1e6,), steps=(1.0,), tensors=1))["suggested"]  # up and down of all of it at once
-    assert "sync.fragment_sync_delay = 24, not 2: as long as H allows" in chosen["why"]
+    assert "sync.fragment_sync_delay = 27, not 2: as long as H allows" in chosen["why"]
 
 
 def test_more_tensors_than_fragments_there_may_be():
@@ -235,6 +240,28 @@ SAID = [
 def test_contradictions_are_said_in_one_line(settings, named):
     said = [line for line in report(plan_of(**settings))["warnings"] if named in line]
     assert len(said) == 1 and "\n" not in said[0]
+
+
+def test_a_link_that_cannot_carry_h_is_named_with_the_h_that_it_can_and_what_to_do():
+    cycle = 24 * 8 * payload_bytes("int8", 128_000)
+    plan = plan_of(rates=(1e9, 1e9, cycle / 40, cycle / 50), wire__codec_up="int8", wire__codec_down="int8")
+    (said,) = [line for line in report(plan)["warnings"] if "cannot carry H" in line]
+    assert "2 links cannot carry H = 24: learner-2 can carry H = 40, learner-3 can carry H = 50 (" in said
+    assert f"it takes sync.sync_every = 50 or wire.codec_up = int4 or links of {cycle / 24 / 1e6:.3g} Mbit/s" in said
+    longer = plan._replace(config=configs.resolve(plan.config, None, [("sync.sync_every", 50)]))
+    assert not any("cannot carry H" in line for line in report(longer)["warnings"])
+    smaller = plan._replace(config=configs.resolve(plan.config, None, [("wire.codec_up", "int4"),
+                                                                       ("wire.codec_down", "int4")]))  # fmt: skip
+    (left,) = [line for line in report(smaller)["warnings"] if "cannot carry H" in line] or [""]
+    assert "learner-2" not in left
+
+
+def test_a_link_that_is_too_late_for_h_is_named_and_no_codec_would_help():
+    plan = plan_of(sync__policy="auto")
+    late = plan._replace(islands=(*plan.islands[:3], plan.islands[3]._replace(rtt_s=5.0)))
+    (said,) = [line for line in report(late)["warnings"] if "cannot carry H" in line]
+    assert "in the warm phase (H = 4) a link cannot carry H = 4: learner-3 can carry H = 6 (" in said
+    assert said.endswith("it takes sync.warm_every = 6 or a shorter way to the syncer")
 
 
 def test_what_is_enough_or_set_already_is_not_said():

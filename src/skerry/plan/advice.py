@@ -4,14 +4,14 @@ Every rule follows from a line of the core or of the plan; two about the model f
 
 Suggestions change as little as possible: what is configured stays where it works. First a smaller codec (not below
 int4: what is coarser costs quality that nobody has planned for), then a longer H; links and the syncer are planned to
-be busy for ROOM of the time at most. P = H, as far as there are tensors: one fragment a step is the smoothest traffic.
-Nothing is suggested that `config.validate` would refuse.
+be busy for ROOM of the time at most, and a quorum's round is to be over within H. P = H, as far as there are tensors:
+one fragment a step is the smoothest traffic. Nothing is suggested that `config.validate` would refuse.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,12 +26,14 @@ from skerry.text import counted, size
 ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
 EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
+GROUPS_MAX = 4  # of learners that can carry the same H, named in one line
+ABOVE = 1.05  # times the configured H: what is beyond it is said
 LONG_JOIN_S = 600.0
 STEPS_OVER_M = 600  # from which models were level with data-parallel
 LATE = 3  # steps that a sync takes, from which overwriting gave the better model
 MANY = 10**8  # parameters, from which recorded contributions fill a disk
-EVERY_MAX = configs.most("sync.sync_every")
-FRAGMENTS_MAX = configs.most("sync.num_fragments")
+EVERY_MAX = int(configs.most("sync.sync_every"))
+FRAGMENTS_MAX = int(configs.most("sync.num_fragments"))
 CLOSE_S_MAX = configs.most("sync.close_timeout_s")
 
 
@@ -40,14 +42,15 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     sync = plan.config.sync
     first, steady = stretches[0], stretches[-1]
     up, down = _codecs(plan, steady)
-    every = _every(sync.sync_every, plan, steady, up, down)
+    most = min(len(plan.layout.tensors), FRAGMENTS_MAX)
+    every = _every(sync.sync_every, plan, steady, up, down, lambda every: min(every, most))
     if every > EVERY_MAX:
         return {}
-    warm_every = sync.warm_every
+    fragments, warm_every = min(every, most), sync.warm_every
     if first.period.stage == "warm":
-        warm_every = min(every, _every(sync.warm_every, plan, first, up, down))
+        warm_every = min(every, _every(sync.warm_every, plan, first, up, down, lambda _: fragments))
     chosen: dict[str, Any] = {
-        "sync.num_fragments": min(every, len(plan.layout.tensors), FRAGMENTS_MAX),
+        "sync.num_fragments": fragments,
         "sync.sync_every": every,
         "sync.warm_every": warm_every,
         "sync.fragment_sync_delay": sync.fragment_sync_delay,
@@ -82,9 +85,20 @@ def _link_steps(plan: RunPlan, at: Stretch, up: str, down: str) -> float:
     return at.bounds["links"] * wider / plan.pace_s
 
 
-def _every(configured: int, plan: RunPlan, at: Stretch, up: str, down: str) -> int:
-    """The least H, from the configured one up, at which links and syncer have room."""
-    return max(configured, math.ceil(max(_busy_steps(plan, at, up, down).values()) / ROOM))
+def _every(configured: int, plan: RunPlan, at: Stretch, up: str, down: str, fragments_at: Callable[[int], int]) -> int:
+    """The least H, from the configured one up, at which links and syncer have room and a quorum's round is over."""
+    least = max(configured, _carried(plan, at, up, down))
+    if least > EVERY_MAX:
+        return least
+    keys: dict[str, Any] = {"wire.codec_up": up, "wire.codec_down": down, "sync.num_fragments": fragments_at(least)}
+    shaped = _with(plan, keys)
+    round_s = stretch(shaped, sizes_of(shaped), at.period._replace(sync_every=least)).bounds["trips"]
+    return max(least, min(EVERY_MAX, math.ceil(round_s / plan.pace_s)))
+
+
+def _carried(plan: RunPlan, at: Stretch, up: str, down: str) -> int:
+    """The least H at which links and syncer have room."""
+    return math.ceil(max(_busy_steps(plan, at, up, down).values()) / ROOM)
 
 
 def _busy_steps(plan: RunPlan, at: Stretch, up: str, down: str) -> dict[str, float]:
@@ -119,7 +133,7 @@ def _why(plan: RunPlan, chosen: dict[str, Any]) -> Iterator[str]:
     is_longest = chosen["sync.fragment_sync_delay"] == chosen["sync.sync_every"]
     reasons = {
         "sync.num_fragments": "one fragment a step is the smoothest traffic, as far as there are tensors",
-        "sync.sync_every": f"the least at which links and syncer are busy no more than {ROOM:.0%} of the time",
+        "sync.sync_every": f"the least in which a round fits; links and syncer are busy {ROOM:.0%} of the time at most",
         "sync.warm_every": "the warm phase, too, must get through",
         "sync.fragment_sync_delay": "as long as H allows" if is_longest else "the syncs of a quorum fit under it",
         "sync.quorum": "so many learners step at half the best pace or more",
@@ -149,16 +163,17 @@ def warnings(plan: RunPlan, sizes: Sequence[int], stretches: Sequence[Stretch]) 
 
 def _of_limits(plan: RunPlan, steady: Stretch) -> Iterator[str]:
     up, down = _codecs(plan, steady)
-    every = _every(1, plan, steady, up, down)
+    every = _carried(plan, steady, up, down)
     if every <= EVERY_MAX:
         return
     busy = _busy_steps(plan, steady, up, down)
     who = max(busy, key=lambda name: busy[name])
     what = {
         "links": f"the links of {counted(plan.quorum, 'learner')}, the quorum, cannot carry this model",
-        "syncer": "one syncer cannot merge this model so fast (an estimate: one busy core)",
+        "syncer": f"one syncer cannot merge this model so fast (an estimate: {_workers(plan)})",
     }[who]
-    remedy = {"links": f"links {every / EVERY_MAX:.3g} times as fast, ", "syncer": ""}[who]
+    faster = f"{every / EVERY_MAX:.3g} times as"
+    remedy = {"links": f"links {faster} fast, ", "syncer": f"{faster} many merge.threads, "}[who]
     yield (
         f"{what}: with codecs {up} up and {down} down, once through takes {busy[who]:,.0f} steps "
         f"({busy[who] * plan.pace_s / 86400:.3g} days), and sync.sync_every is {EVERY_MAX:,} at most; no goodput is "
@@ -225,7 +240,9 @@ def _of_syncs(plan: RunPlan, stretches: Sequence[Stretch]) -> Iterator[str]:
                 f"it takes up to {worst.steps:.1f} steps ({worst.sync_s:.3g} s); nobody waits, but the versions "
                 "adopted are that old"
             )
-        if at.period_s > 1.05 * at.bounds["steps"]:
+        if any(s.carried_s > ABOVE * at.bounds["steps"] for s in at.syncs):
+            yield f"{where} {_cannot_carry(plan, at)}"
+        if at.period_s > ABOVE * at.bounds["steps"]:
             yield f"{where} H becomes {at.period_s / plan.pace_s:,.0f} at least: {_reason(at, plan)}"
         if stale := [s for s in at.syncs if s.behind > plan.config.sync.stale_versions_max]:
             yield (
@@ -238,12 +255,43 @@ def _of_syncs(plan: RunPlan, stretches: Sequence[Stretch]) -> Iterator[str]:
             yield f"{where} {_names(slow)} {get} whole fragments, not deltas: too slow a link for every version"
 
 
+def _cannot_carry(plan: RunPlan, at: Stretch) -> str:
+    """Whose links cannot, the H that each can, and what to do."""
+    by_every: dict[int, list[Sync]] = {}
+    for sync in at.syncs:
+        if sync.carried_s > ABOVE * at.bounds["steps"]:
+            by_every.setdefault(math.ceil(sync.carried_s / plan.pace_s), []).append(sync)
+    can = max(by_every)
+    short, worst = sum(map(len, by_every.values())), max(by_every[can], key=lambda s: s.carried_s)
+    each = [f"{_names(alike)} can carry H = {every:,}" for every, alike in sorted(by_every.items())]
+    if len(each) > GROUPS_MAX:
+        each = [each[0], f"{short - len(by_every[min(by_every)])} others more, up to H = {can:,}"]
+    key = "sync.warm_every" if at.period.stage == "warm" else "sync.sync_every"
+    wire = plan.config.wire
+    name, codec = max(("up", wire.codec_up), ("down", wire.codec_down), key=lambda way: _bytes(way[1]))
+    remedies = [f"{key} = {can:,}"] if can <= EVERY_MAX else []
+    if worst.cycle_s >= worst.round_s:
+        remedies += [f"wire.codec_{name} = {NARROWER[codec]}"] if codec in NARROWER else []
+        remedies.append(f"links of {worst.load * plan.rate(worst.island) / 1e6:.3g} Mbit/s")
+    else:
+        remedies.append("a shorter way to the syncer")
+    links = "a link" if short == 1 else f"{short} links"
+    return (
+        f"{links} cannot carry H = {at.period.sync_every}: {', '.join(each)} (there the whole model one way takes "
+        f"{worst.cycle_s:.3g} s, a round {worst.round_s:.3g} s); it takes {' or '.join(remedies)}"
+    )
+
+
 def _reason(at: Stretch, plan: RunPlan) -> str:
     return {
         "links": f"the links of {counted(plan.quorum, 'learner')}, the quorum, carry the model no faster",
-        "syncer": "the syncer merges and writes no faster (an estimate: one busy core)",
-        "trips": f"{counted(plan.quorum, 'learner')}, the quorum, cannot be asked and answer faster",
+        "syncer": f"the syncer merges and writes no faster (an estimate: {_workers(plan)})",
+        "trips": f"a round, there and back, takes {counted(plan.quorum, 'learner')}, the quorum, that long",
     }[at.limit]
+
+
+def _workers(plan: RunPlan) -> str:
+    return f"merge.threads = {plan.config.merge.threads}"
 
 
 def _of_ends(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:

@@ -1,25 +1,22 @@
 """A concrete run on concrete links: what each sync takes, what H becomes, and how much of the work is merged.
 
 For learner m with steps of T_m seconds, a link of B_m bit/s each way and a round trip of r_m; K is the quorum and T_K
-the K-th fastest learner's step. b = ceil(P / H) fragments leave at one boundary; `up` and `down` are the bytes of the b
-largest of them, in their codecs.
+the K-th fastest learner's step. b = ceil(P / H) fragments leave at one boundary (H_effective where that is longer); n
+are the parameters of the b largest of them, `up` and `down` their bytes in their codecs. `encode`, `adopt`, `inspect`,
+`merge` and `commit` are what the product's own work takes (`run/delays.py`); t is merge.threads.
 
-    sync_m   = r + 8 up / B + merges + 8 down / B       from the snapshot until the new version can be adopted
+    merging  = (M inspect(n) + merge(n)) / min(t, b) + commit
+    sync_m   = encode(n) + r + 8 up / B + merging + 8 down / B + adopt(n)     snapshot to version that can be adopted
     fits     : sync_m <= tau T_m                        else the version adopted is older than tau steps; nobody waits
+    round_m  = sync_m + T_m / 2                         and the wait for a boundary, where the next snapshot is taken
     cycle_m  = 8 max(up, down of all fragments) / B     the least time in which the link carries every fragment once
-    merging  = sum of all fragments' merges             the syncer merges in one thread, MERGE_NS an element
-    wait     = T_K K / (M + 1)                          a snapshot is taken at a boundary: the K-th of M in a step
-    trip     = wait + K-th least (r + 8 up / B) + grace from asking a quorum to the merge
-    period   = max(H T_K + wait, K-th least cycle, merging, trip)
+    syncer   = (M inspect(N) + merge(N)) / t            the least in which its workers merge every fragment once
+    period   = max(H T_K, K-th least cycle, syncer, K-th least round + grace)
     H_effective = period / T_K                          period is the time between two merges of a fragment
-    known_m  = 2 r + 8 (up + down) / B                  until it may be asked again: pull, contribution, version, report
 
-A late link makes no period longer than that: who would miss a round is asked ahead of it. Where `known` is longer than
-the period, learners take turns. Three short real runs, H by the rate of merges and by the steps in a contribution:
-where steps are the bound, planned 4.4, measured 4.3 and 4.9; 16.4, 16.5 and 16.5 (`wait` was chosen with this run in
-view); on links 70 % full, planned before, 16.4, 16.0 and 15.5. Full links do worse (planned 28, measured 46 and 38), so
-there it is a lower bound; why was not isolated. Late links are in docs/PLAN.md: `trip` and `known` were written with
-those runs in view.
+A round is one trip: the step at which a learner's next contribution is due comes with the version, and no message is
+waited for at the boundary. A learner whose own cycle or round is longer than the period is in fewer merges; the H that
+its link can carry is max(cycle_m, round_m) / T_K.
 
 A learner whose cycle is longer than the period gets whole fragments instead of deltas (it soon lacks more of them than
 store.deltas_kept): 32 N / B seconds for all. Where that is more than sync.stale_versions_max periods it gives its work
@@ -38,7 +35,8 @@ that can never keep up count.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,11 +47,7 @@ from skerry.config import Config
 from skerry.core.quorum import grace_s, quorum_size
 from skerry.core.schedule import pace_s, rounds_open_max
 from skerry.plan.bandwidth import Period
-
-# One thread of a busy two-core machine and its disk, 8 M elements: 46 and 57 for the outer step, the delta, two hashes
-# and the file; 1.1 and 1.3 a contribution, looked through and added.
-MERGE_NS = 50.0  # an element of a merged fragment
-CONTRIBUTION_NS = 1.2  # and of each contribution to it
+from skerry.run.delays import MEASURED, Delays
 
 
 class Island(NamedTuple):
@@ -76,6 +70,7 @@ class RunPlan(NamedTuple):
     islands: tuple[Island, ...]
     failures: Failures | None = None
     syncer_rate: float = math.inf  # bit/s each way, shared by all learners
+    delays: Delays = MEASURED
 
     @property
     def quorum(self) -> int:
@@ -84,7 +79,7 @@ class RunPlan(NamedTuple):
     @property
     def step_s(self) -> float:
         """The K-th fastest learner's step."""
-        return sorted(i.step_s for i in self.islands)[self.quorum - 1]
+        return self.kth(i.step_s for i in self.islands)
 
     @property
     def pace_s(self) -> float:
@@ -92,6 +87,14 @@ class RunPlan(NamedTuple):
         found = pace_s([i.step_s for i in self.islands], self.quorum)
         assert found is not None, "a quorum of more than all learners"
         return found
+
+    def kth(self, values: Iterable[float]) -> float:
+        """Of the learners' values the K-th least: what a quorum has."""
+        return sorted(values)[self.quorum - 1]
+
+    def workers_s(self, parameters: int) -> float:
+        """Of the syncer's workers in all, to look through everybody's contributions to these and merge them."""
+        return len(self.islands) * self.delays.inspect_s(parameters) + self.delays.merge_s(parameters)
 
     def rate(self, island: Island) -> float:
         """Of its payloads; where the run bounds them, the lower bound of the two counts for both ways."""
@@ -110,13 +113,18 @@ class Sync(NamedTuple):
     fits: bool
     load: float  # of its link
     cycle_s: float
-    known_s: float
+    round_s: float
     behind: float  # versions, where its link is too slow for the deltas; else 0
 
     @property
     def steps(self) -> float:
         """That the learner makes meanwhile."""
         return self.sync_s / self.island.step_s
+
+    @property
+    def carried_s(self) -> float:
+        """The least time between two of its contributions to a fragment."""
+        return max(self.cycle_s, self.round_s)
 
 
 class Stretch(NamedTuple):
@@ -139,48 +147,74 @@ class Stretch(NamedTuple):
 
     def period_of(self, sync: Sync) -> float:
         """Of one learner: between two merges of a fragment that it is in."""
-        return max(self.period_s * max(1.0, sync.behind), sync.cycle_s, sync.known_s)
+        return max(self.period_s * max(1.0, sync.behind), sync.carried_s)
 
 
 def sizes_of(plan: RunPlan) -> list[int]:
     return [fragment.size for fragment in split(plan.layout, plan.config.sync.num_fragments)]
 
 
+class _Round(NamedTuple):
+    """The largest fragments of a plan, so many at one boundary: there, merged and back."""
+
+    burst: int
+    up: int  # bits
+    down: int
+    merging_s: float
+    sent_s: list[float]  # by learner: from its snapshots until they are at the syncer,
+    back_s: list[float]  # and from the commits until they can be adopted
+
+    @property
+    def syncs_s(self) -> list[float]:
+        return [sent_s + self.merging_s + back_s for sent_s, back_s in zip(self.sent_s, self.back_s, strict=True)]
+
+
 def stretch(plan: RunPlan, sizes: Sequence[int], period: Period) -> Stretch:
-    sync, wire, learners = plan.config.sync, plan.config.wire, len(plan.islands)
-    every, delay, count = period.sync_every, sync.fragment_sync_delay, len(sizes)
-    burst = min(count, math.ceil(count / every))
-    at_once = sorted(sizes)[-burst:]
-    merge_s = 1e-9 * (MERGE_NS + CONTRIBUTION_NS * learners)
-    up, down = (8 * sum(payload_bytes(c, s) for s in at_once) for c in (wire.codec_up, wire.codec_down))
+    sync, wire, count = plan.config.sync, plan.config.wire, len(sizes)
     whole = 8 * max(sum(payload_bytes(c, s) for s in sizes) for c in (wire.codec_up, wire.codec_down))
-    step_s = plan.step_s
-
-    def kth(values: Sequence[float]) -> float:
-        return sorted(values)[plan.quorum - 1]
-
-    rates = [plan.rate(i) for i in plan.islands]
-    took = [i.rtt_s + (up + down) / b + merge_s * sum(at_once) for i, b in zip(plan.islands, rates, strict=True)]
-    wait_s = step_s * plan.quorum / (learners + 1)
-    quorum_s = wait_s + kth([i.rtt_s + up / b for i, b in zip(plan.islands, rates, strict=True)])
-    adopted_s = kth([i.step_s / 2 + t - up / b for i, b, t in zip(plan.islands, rates, took, strict=True)])
-    window = grace_s(sync.grace, delay, step_s, quorum_s, adopted_s)
-    rounds = rounds_open_max(delay, count, every)
     bounds = {
-        "steps": every * plan.pace_s + wait_s,
-        "links": kth([whole / rate for rate in rates]),
-        "syncer": merge_s * sum(sizes),
-        "trips": quorum_s + window,
+        "steps": period.sync_every * plan.pace_s,
+        "links": plan.kth(whole / plan.rate(i) for i in plan.islands),
+        "syncer": plan.workers_s(sum(sizes)) / min(plan.config.merge.threads, count),
     }
+    round_ = _round(plan, sizes, _burst(plan, sizes, max(bounds.values())))
+    halves = [i.step_s / 2 for i in plan.islands]  # the wait for a boundary
+    adopted_s = plan.kth(back_s + half_s for back_s, half_s in zip(round_.back_s, halves, strict=True))
+    sent_s, fetched_s = plan.kth(round_.sent_s), round_.merging_s + adopted_s
+    window = grace_s(sync.grace, sync.fragment_sync_delay, plan.step_s, sent_s, fetched_s)
+    rounds_s = [sync_s + half_s for sync_s, half_s in zip(round_.syncs_s, halves, strict=True)]
+    bounds["trips"] = plan.kth(rounds_s) + window
     period_s = max(bounds.values())
     syncs = []
-    for island, rate, sync_s in zip(plan.islands, rates, took, strict=True):
+    for island, sync_s, round_s in zip(plan.islands, round_.syncs_s, rounds_s, strict=True):
+        rate = plan.rate(island)
         cycle_s = whole / rate
         behind = 32 * sum(sizes) / rate / period_s if cycle_s > period_s * (1 + 1e-9) else 0.0
-        fits, load = sync_s <= delay * island.step_s, cycle_s / (every * plan.pace_s)
-        known_s = 2 * island.rtt_s + (up + down) / rate
-        syncs.append(Sync(island, up / rate, down / rate, sync_s, fits, load, cycle_s, known_s, behind))
-    return Stretch(period, burst, rounds, window, bounds, tuple(syncs))
+        fits, load = sync_s <= sync.fragment_sync_delay * island.step_s, cycle_s / bounds["steps"]
+        syncs.append(Sync(island, round_.up / rate, round_.down / rate, sync_s, fits, load, cycle_s, round_s, behind))
+    rounds = rounds_open_max(sync.fragment_sync_delay, count, period.sync_every)
+    return Stretch(period, round_.burst, rounds, window, bounds, tuple(syncs))
+
+
+def _round(plan: RunPlan, sizes: Sequence[int], burst: int) -> _Round:
+    at_once, took, wire = sorted(sizes)[-burst:], plan.delays, plan.config.wire
+    up, down = (8 * sum(payload_bytes(c, s) for s in at_once) for c in (wire.codec_up, wire.codec_down))
+    encode_s, adopt_s = took.encode_s(sum(at_once)), took.adopt_s(sum(at_once))
+    merging_s = plan.workers_s(sum(at_once)) / min(plan.config.merge.threads, burst) + took.commit_s
+    sent_s = [encode_s + i.rtt_s / 2 + up / plan.rate(i) for i in plan.islands]
+    back_s = [i.rtt_s / 2 + down / plan.rate(i) + adopt_s for i in plan.islands]
+    return _Round(burst, up, down, merging_s, sent_s, back_s)
+
+
+def _burst(plan: RunPlan, sizes: Sequence[int], least_s: float) -> int:
+    """Fragments that leave at one boundary: P over H, and where a round of so many takes longer over that longer H."""
+
+    def is_too_many(burst: int) -> bool:
+        period_s = max(least_s, plan.kth(_round(plan, sizes, burst).syncs_s))
+        return math.ceil(len(sizes) * plan.pace_s / period_s) < burst
+
+    fewer = range(2, min(len(sizes), math.ceil(len(sizes) * plan.pace_s / least_s)) + 1)
+    return 1 + bisect_left(fewer, True, key=is_too_many)
 
 
 def goodput_of(plan: RunPlan, sizes: Sequence[int], at: Stretch, sync: Sync) -> float:

@@ -138,10 +138,10 @@ def test_the_tape_passes_the_products_own_audit(done: Lived) -> None:
 
 
 def test_the_bytes_are_what_the_codecs_weigh(done: Lived) -> None:
-    """Up, all that was merged; what a dead learner had on its way comes on top."""
+    """Up, all that was merged; what a dead learner had on its way, or what was taken for lost, comes on top."""
     world = done.world
     merged = sum(done.payload_bytes(part.codec, d.fragment) for d in done.decisions for part in d.parts)
-    if done.weather == "unequal speeds and deaths":
+    if done.weather in ("unequal speeds and deaths", "slow machines"):
         assert merged <= world.payload_bytes["up"] < 1.2 * merged
     else:
         assert merged == world.payload_bytes["up"]
