@@ -2,7 +2,6 @@
 
 import logging
 import os
-import queue
 import signal
 import sys
 
@@ -13,7 +12,7 @@ from e2e.processes import WAIT_S, Syncer, until
 from e2e.test_lost_commits import Island
 from skerry.core.messages import PROTOCOL, Hello, Refused
 from skerry.wire.tcp import Client
-from skerry.wire.transport import Lost, Opened, Received
+from skerry.wire.transport import Inbox, Lost, Opened, Received
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NEXT = PROTOCOL + 1
@@ -71,7 +70,7 @@ def test_a_build_that_does_not_look_who_it_speaks_to_is_told_so_that_it_dials_ag
     """As those of 0.2 are: they pass the handshake, say hello, and know one word that is not for good."""
     with NextSyncer(tmp_path) as syncer:
         for _ in range(3):
-            inbox = queue.Queue()
+            inbox = Inbox()
             client = Client("127.0.0.1", syncer.port, None, inbox, lambda message: 0, protocol=NEXT)
             try:
                 peer = inbox.get(timeout=WAIT_S)
