@@ -87,7 +87,7 @@ class TcpEndpoint(ABC):
         self._backlog: deque[WireEvent] = deque()  # what a full inbox left behind
         self._paused = False  # while there is a backlog, no messages are read,
         self._bulk_paused = False  # and while too many bytes wait, no payloads
-        self._ticked = self._let_on_at = -NEVER
+        self._ticked = self._let_on_at = self._beat_at = -NEVER
         self._close_by = NEVER
         self._loop = Loop(f"skerry-{type(self).__name__.lower()}", self._step, self._end_loop)
 
@@ -159,6 +159,12 @@ class TcpEndpoint(ABC):
         for connection in list(self._connections):
             if now > connection.deadline and not connection.closed:
                 self._fail(connection, f"handshake not finished in {self._handshake_s:g} s")
+        if now - self._beat_at >= self._heartbeat_s / 4:
+            self._beat_at = now
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        """Who has been silent for too long, and to whom we have been; not at every tick, there are many of them."""
         for peer in list(self._peers.values()):
             if (silence := peer.silence(now, self._timeout_s)) is not None:
                 self._lose(peer, silence)
