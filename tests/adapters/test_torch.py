@@ -278,6 +278,29 @@ def test_the_example_adds_five_lines_to_a_plain_loop_and_runs_without_a_syncer()
     assert float(said[-1].split()[-1]) < float(said[0].split()[-1])
 
 
+JOINS = """
+import torch, skerry
+from skerry.algo import kernels
+model = torch.nn.Linear(4, 4)
+skerry.Learner(model, torch.optim.SGD(model.parameters()))
+print([len(kernel.signatures) for kernel in (kernels.encode_int4, kernels.decode_int4)], flush=True)
+"""
+
+
+def test_kernels_are_there_before_the_first_step(tmp_path):
+    """To compile them, or to load them from the disk, takes longer than many a round."""
+    genesis = tmp_path / "genesis.safetensors"
+    skerry.save_genesis(nn.Linear(4, 4), genesis)
+    syncer, address = serve(tmp_path, genesis, "--run.steps=40", "--run.learners=1")
+    with syncer:
+        env = environment(SKERRY_SYNCER=address, SKERRY_NAME="a")
+        joined = subprocess.Popen([sys.executable, "-c", JOINS], env=env, stdout=subprocess.PIPE, text=True)
+        with joined:
+            said = joined.stdout.readline()
+            joined.kill()
+    assert said.strip() == "[1, 1]"
+
+
 @pytest.mark.slow
 def test_the_example_is_a_learner_of_a_real_syncer(tmp_path):
     genesis = tmp_path / "genesis.safetensors"

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 
+from skerry import algo
 from skerry import config as configs
 from skerry.algo.fragments import Layout
 from skerry.core.messages import Answer, Ask, Message, Refused, Welcome
@@ -138,6 +139,7 @@ class LearnerShell:
 
     def _run(self) -> None:
         try:
+            algo.warm_up()  # before it joins: the first contribution would wait for it, and everything behind that
             while not self._finish:
                 self._turn()
         except BaseException as error:
