@@ -62,7 +62,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     grace: float = 0.8  # gamma, the share of the measured slack that may be waited
     policy: Literal["auto", "fixed"] = "auto"  # auto: merges are a plain mean in a warm and in a cool phase
     warm_every: int = 4  # H in the warm phase
-    warm_steps: int = 500  # how long it lasts, in inner steps a learner
+    warm_steps: int = 500  # how long it lasts, in inner steps a learner; counted as the versions they make at that H
     warm_share: float = 0.2  # and how long at most, of the budget
     cool_share: float = 0.1  # of the budget, at its end
     stale_versions_max: int = 16

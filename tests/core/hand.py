@@ -69,6 +69,7 @@ class Peer:
     step: int = 0
     versions: list[int] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
+    orders: list[int] = field(default_factory=list)
 
 
 class Desk:
@@ -78,6 +79,7 @@ class Desk:
         self.now = 0.0
         self.peers: dict[str, Peer] = {}
         self.adopts = True  # learners adopt what is published at once
+        self.obeys = False  # and know of orders; else they are of an older version, and wait for pulls
         zero = tuple(b"0" for _ in range(self.count))
         files = tuple(f"{p}.0" for p in range(self.count))
         genesis = RunCreated(
@@ -111,6 +113,7 @@ class Desk:
                         if self.adopts:
                             peer.versions[action.fragment] = action.version
                             peer.marks[action.fragment] = max(peer.marks[action.fragment], action.settled_step)
+                            peer.orders[action.fragment] = action.order if self.obeys else 0
                         events.append(PublicationSent(action.learner, action.life, action.fragment, action.version))
         self.machine.state.ledger.check()
         return seen
@@ -125,7 +128,9 @@ class Desk:
             if isinstance(message, Welcome) and message.learner == name:
                 known = self.peers.get(name)
                 if known is None or known.life != message.life:
-                    self.peers[name] = Peer(process, message.life, 0, 0, 0, [FULL] * self.count, [0] * self.count)
+                    self.peers[name] = Peer(
+                        process, message.life, 0, 0, 0, [FULL] * self.count, [0] * self.count, [0] * self.count
+                    )
         return actions
 
     def ready(self, *names: str) -> None:
@@ -141,8 +146,8 @@ class Desk:
         peer.marks = list(at.get("marks", peer.marks))
         peer.versions = list(at.get("versions", peer.versions))
         positions = tuple(
-            FragmentPosition(version, mark, mark * TOKENS_PER_STEP, 0, p in at.get("want_full", ()))
-            for p, (version, mark) in enumerate(zip(peer.versions, peer.marks, strict=True))
+            FragmentPosition(version, mark, mark * TOKENS_PER_STEP, 0, p in at.get("want_full", ()), order)
+            for p, (version, mark, order) in enumerate(zip(peer.versions, peer.marks, peer.orders, strict=True))
         )
         tokens = step * TOKENS_PER_STEP
         return self.step(

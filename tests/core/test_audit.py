@@ -293,16 +293,36 @@ def test_i3_what_a_merge_may_be(changes):
 
 
 def test_i3_the_stage_is_one_in_which_the_round_may_have_been_opened():
-    """Warm at the fragment's last merge, steady at 0.4 and cool at 0.95; by steps it is steady from 60."""
+    """Warm at the fragment's last merge, steady at 0.4 and cool at 0.95; by steps, as rules 1 count, from 60."""
     warm, cool = PLAIN | {"stage": "warm", "sync_every": 4}, PLAIN | {"stage": "cool"}
     for changes, progress, steps, is_right in [
         ({}, 0.4, 16, True), (warm, 0.4, 16, True), (cool, 0.4, 16, False), (cool, 0.95, 16, True),
         ({}, 0.95, 16, True), ({}, 0.1, 16, False), ({}, 0.1, 60, True), (warm, 0.1, 60, True),
     ]:  # fmt: skip
         facts = clean()
+        facts[0] = replace(facts[0], rules=1)
         facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], **changes, progress=progress, steps=steps)
         found = audited(facts[: GAP_COMMIT + 1]).violations
         assert (found == []) == is_right, (changes, progress, steps, found)
+
+
+def test_i3_the_warm_stage_is_counted_in_versions():
+    """20 steps at H = 4 are five versions of each of two fragments; a round that is open then may still be warm."""
+
+    def tape(last, kind):
+        merges = [(p, v) for v in range(1, 7) for p in (0, 1)][:last]
+        rows = {(p, v): [row(name, 4 * v - 4, 4 * v, seq=2 * v + p, fragment=p) for name in "ab"] for p, v in merges}
+        kinds = {at: "warm" for at in merges} | {merges[-1]: kind}
+        at = {"progress": 0.1, "steps": 8, "elapsed_s": 20.0}
+        return clean()[:WARM_COMMIT] + [commit(v, rows[p, v], kinds[p, v], p, **at) for p, v in merges]
+
+    for last, kind, is_right in [(10, "warm", True), (10, "steady", False), (11, "steady", True), (11, "warm", True)]:
+        assert (audited(tape(last, kind)).violations == []) == is_right, (last, kind)
+
+
+def test_i3_the_h_asked_for_is_no_shorter_than_the_configured():
+    assert audited([replace(f, asked_every=9) if f == clean()[GAP_COMMIT] else f for f in clean()]).violations == []
+    assert "was asked for" in planted(GAP_COMMIT, asked_every=7)
 
 
 def test_i3_a_restart_closes_the_rounds_that_were_open():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.views import FRAGMENTS, contribution, holding
-from skerry.core.membership import Member, ema
+from skerry.core.membership import Member
 from skerry.core.messages import FULL, FragmentPosition, Report
 from skerry.core.roster import Roster
 from skerry.core.schedule import pace_s, steps_due
@@ -20,7 +21,9 @@ fragments = st.integers(0, FRAGMENTS - 1)
 happenings = st.one_of(
     st.tuples(st.just("report"), st.integers(0, 3), st.sampled_from(["training", "training", "leaving", "left"])),
     st.tuples(st.just("ask"), fragments),
+    st.tuples(st.just("order"), fragments, st.integers(1, 4)),
     st.tuples(st.just("answer"), fragments),
+    st.tuples(st.just("full"), fragments),
     st.tuples(st.just("merge"), fragments),
     st.tuples(st.just("lose")),
     st.tuples(st.just("link")),
@@ -49,18 +52,31 @@ class Hand:
         if member.connected:
             number, step = (member.report.number + 1, member.report.step + steps) if member.report else (1, steps)
             base = 0 if member.report else FULL  # it says what it lacks first
-            positions = tuple(FragmentPosition(base, settled, 0, 0) for settled in member.settled)
-            member.take_report(Report(member.learner, 1, number, step, step, step / 4, state, positions), self.now)
+            asked = [member.asked.get(p) for p in range(FRAGMENTS)]
+            orders = [one.order if one and number % 3 else 0 for one in asked]  # now and then one is lost
+            positions = tuple(
+                FragmentPosition(base, settled, 0, 0, False, order)
+                for settled, order in zip(member.settled, orders, strict=True)
+            )
+            report = Report(member.learner, 1, number, step, step, step / 4, state, positions, round_steps=step % 3)
+            member.take_report(report, self.now)
             self.roster.update(member, self.now)
 
     def ask(self, member: Member, p: int) -> None:
         if member.learner in self.roster.askable[p]:
             self.roster.asked(member, p, self.now)
 
+    def order(self, member: Member, p: int, steps: int) -> None:
+        if member.report is not None and p not in member.asked:
+            self.roster.asked(member, p, self.now, steps, 0)
+
     def answer(self, member: Member, p: int) -> None:
-        if member.learner not in self.held[p]:
+        if member.learner not in self.held[p] and member.report is not None:
             self.held.add(contribution(member.learner, p), 1)
-            self.roster.answered(member, p, self.now)
+            self.roster.answered(member, p, self.now, member.step + 1)
+
+    def full(self, member: Member, p: int) -> None:
+        self.roster.forget(member, p, self.now)
 
     def merge(self, member: Member, p: int) -> None:
         if member.learner in self.held[p]:
@@ -78,16 +94,14 @@ def check(roster: Roster, held, now: float) -> None:
     for p in range(FRAGMENTS):
         may = {m.learner for m in [*ready, *leaving] if m.learner not in held[p] and m.may_be_asked(p, now)}
         assert roster.askable[p] == may, (p, now)
+        assert roster.awaited[p] == {m.learner for m in roster if p in m.asked}
     for quorum in (1, 2, 4):
         for p in range(FRAGMENTS):
             assert roster.steps_due(p, quorum) == steps_due(Counter(m.unsettled(p) for m in ready), quorum)
         assert roster.pace_s(quorum) == pace_s(steps_s, quorum)
         assert roster.kth_step_s(quorum) == (sorted(steps_s)[quorum - 1] if len(steps_s) >= quorum else None)
-    answers = {m.learner: m.answers_in_s for m in ready if m.answers_in_s is not None}
-    for seconds in (0.0, 1.0, 4.0):
-        slow = [learner for _, learner in roster.slower_than(seconds)]
-        assert sorted(slow) == sorted(learner for learner, takes_s in answers.items() if takes_s > seconds)
-        assert slow == sorted(slow, key=lambda learner: (answers[learner], learner))
+        rounds = sorted(m.round_steps for m in ready if m.round_steps)
+        assert roster.round_steps(quorum) == (rounds[quorum - 1] if len(rounds) >= quorum else None)
 
 
 @given(
@@ -103,22 +117,44 @@ def test_it_says_what_a_look_at_everybody_would(story):
         check(hand.roster, hand.held, hand.now)
 
 
-def test_a_learner_that_becomes_slower_is_given_more_time_and_a_quicker_one_less():
+def test_an_order_is_waited_for_by_steps_and_a_lost_one_is_known_from_the_next_report():
+    """Steps of 3/4 s at first: two more steps lie before its order, and patience begins with them."""
     hand = Hand()
     a = hand.roster.members["a"]
     for _ in range(2):
         hand.report(a, 3, "training")
-    a.answer_s = 4.0
+    hand.order(a, 0, 8)
+    assert hand.roster.awaited[0] == {"a"} and not hand.roster.askable[0]
+    assert a.expected_at(0) == 2 * a.step_s and a.asked[0].until == 2 * a.step_s + 2.0
+    hand.now = a.asked[0].until + 0.1
+    hand.roster.pass_time(hand.now)
+    assert hand.roster.askable[0] == {"a"}, "it has the steps by now, and did not answer"
+    hand.order(a, 1, 8)
+    hand.report(a, 0, "training")
+    assert hand.roster.awaited[1] == set() and "a" in hand.roster.askable[1], "it knows of no order"
+
+
+def test_a_learner_that_is_usually_slow_to_answer_is_given_more_time():
+    hand = Hand()
+    a = hand.roster.members["a"]
+    for _ in range(2):
+        hand.report(a, 3, "training")
+    a.answer_s = 1.0
     hand.ask(a, 0)
-    hand.ask(a, 1)
-    hand.now = 10.0
+    hand.now = 3.9
     hand.roster.pass_time(hand.now)
-    assert not hand.roster.askable[0], "16 s are waited for one that takes 4 s"
-    a.pulled_at[1] = hand.now
-    hand.answer(a, 1)
-    assert a.answer_s == ema(4.0, 0.0)
-    hand.now = 13.0
+    assert not hand.roster.askable[0], "4 s are waited for one that takes 1 s"
+    hand.now = 4.1
     hand.roster.pass_time(hand.now)
-    assert not hand.roster.ready, "it has stalled"
-    hand.report(a, 1, "training")
-    assert hand.roster.askable[0] == {"a"}, "12.8 s are, now that it takes 3.2 s"
+    assert hand.roster.askable[0] == {"a"}
+
+
+def test_what_it_takes_to_answer_counts_from_the_step_that_was_ordered():
+    hand = Hand()
+    a = hand.roster.members["a"]
+    for _ in range(2):
+        hand.report(a, 3, "training")
+    hand.order(a, 0, 8)
+    hand.now = 2 * a.step_s + 0.5
+    hand.answer(a, 0)
+    assert a.answer_s == pytest.approx(0.5) and a.stepped == 7, "and the contribution says up to which step it is"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from core.views import contribution, holding, member, view
 from skerry.config import Sync
+from skerry.core.facts import Decision, Row
 from skerry.core.rounds import Rounds
 
 
@@ -22,7 +23,13 @@ def opened(*members, **seen) -> Rounds:
 
 def asked(wants, now: float) -> None:
     for want in wants:
-        want.member.pulled_at[want.fragment] = now
+        want.member.ask(want.fragment, now)
+
+
+def merged(p: int) -> Decision:
+    rows = (Row("a", 1, p, 0, 0, 4, 40, "merged", 1),)
+    about = ("mean", "sgd", 1.0, 0.0, 1, 0, 1.0, "fp32", 4, 1, "steady", "all in", 1)
+    return Decision(1, p, 1, b"", *about, rows, (), (), 0.0, 4, 0.0, 0.0)
 
 
 def names(wants) -> list[tuple[str, int]]:
@@ -56,7 +63,6 @@ def test_a_round_pulls_the_ready_that_have_work_once():
     asked(wants, now=0.0)
     assert rounds.pull(0, view(a, b, idle, held=holding(contribution("b")), now=1.0)) == []
     assert names(rounds.pull(0, view(a, b, idle, now=3.0))) == [("a", 0), ("b", 0)], "a did not answer for too long"
-    assert rounds.open[0].awaited == {"a", "b"}
 
 
 def test_a_round_waits_for_the_quorum_and_closes_when_all_are_in():
@@ -76,21 +82,82 @@ def test_a_round_waits_for_the_quorum_and_closes_when_all_are_in():
 def test_adoption_is_measured_once_from_when_the_version_was_durable():
     rounds, a = rounds_of(), member("a", step=4)
     rounds.merge_began(0)
-    rounds.merge_ended(0, ["a"], now=1.0)
+    rounds.merge_ended(merged(0), ["a"], now=1.0)
     rounds.measure_adoption(a, view(a).state.fragments, now=3.0)
     rounds.measure_adoption(a, view(a).state.fragments, now=9.0)
-    assert rounds.sync_s == 2.0 and not rounds.merging
+    assert rounds.sync_s == 2.0 and not rounds.merging and rounds.reached == 4.0
 
 
-def test_who_would_miss_the_window_is_asked_before_the_round_opens():
-    """Steps of 1 s, H = 4, first due at 2 and 4 steps: fragment 1 is due in a second, which b needs twice."""
-    a, b = member("a", step=3), member("b", step=3)
-    a.answer_s, b.answer_s = 0.0, 2.0
+def test_an_order_brings_work_in_when_the_next_round_is_due():
+    """Steps of 1 s, H = 4, first due at 2 and 4 steps: fragment 1 is due in a second."""
+    a, b, slow = member("a", step=3), member("b", step=3), member("c", step=1)
+    slow.step_s = 3.0
     rounds = rounds_of()
-    assert rounds.ask_ahead(view(a, b)) == [], "nothing was measured yet"
-    rounds.quorum_s = rounds.sync_s = 0.0
+    everyone = view(a, b, slow, quorum=2)
+    assert [rounds.order(m, 1, everyone) for m in (a, b, slow)] == [4, 4, 1]
+    b.answer_s = 2.0
+    assert [rounds.order(m, 1, everyone) for m in (a, b)] == [4, 2], "it takes b two seconds longer than a round waits"
+    rounds.quorum_s = 2.0
+    assert rounds.order(b, 1, everyone) == 4, "and not if it is of the quorum"
+
+
+def test_nobody_has_an_order_while_room_is_scarce():
+    rounds, a = rounds_of(), member("a", step=3)
+    assert rounds.order(a, 1, view(a, held=holding(contribution("b"), bytes_max=19))) == 0
+
+
+def test_a_round_waits_for_orders_and_pulls_who_would_come_much_later():
+    """Both have an order; a's is due now, b's in three steps, which a pull brings forward."""
+    a, b = member("a", step=4), member("b", step=4)
+    a.ask(0, 0.0, order=4)
+    b.ask(0, 0.0, order=7)
+    rounds = rounds_of()
+    seen = view(a, b)
+    rounds.open_due(seen)
+    assert names(rounds.pull(0, seen)) == [("b", 0)]
+    b.ask(0, 0.0)
+    held = holding(contribution("a"))
+    seen = view(a, b, held=held, now=0.5)
+    assert rounds.pull(0, seen) == []
+    close = rounds.close(0, seen)
+    assert close is not None and close.reason == "no grace"
+
+
+def test_without_slack_a_round_waits_for_those_who_come_sooner_than_the_next():
+    """Halves of the learners would alternate: b is a tenth of a step behind a, the next round four steps."""
+    a, b = member("a", step=4), member("b", step=4)
+    b.answer_s = 0.6
+    for m in (a, b):
+        m.ask(0, 0.0)
+    rounds = rounds_of(grace=0.8)
     rounds.open_due(view(a, b))
-    assert names(rounds.ask_ahead(view(a, b))) == [("b", 1)]
+    rounds.quorum_s = rounds.sync_s = 9.0
+    a_in = holding(contribution("a"))
+    assert rounds.close(0, view(a, b, held=a_in, now=0.5)) is None
+    assert rounds.open[0].waits == "for b, who come sooner than the next round"
+    close = rounds.close(0, view(a, b, held=a_in, now=1.7))
+    assert close is not None and close.reason == "no grace", "a step behind what was expected: it may never come"
+
+
+def test_what_the_pacer_put_off_stays_apart():
+    """Both fragments are due at once and the allowance is one: the second is due later the next time as well."""
+    rounds, a = rounds_of(), member("a", step=9)
+    rounds.open_due(view(a))
+    assert list(rounds.open) == [0]
+    rounds.open_due(view(a, now=1.0))
+    rounds.open_due(view(a, now=2.0))
+    assert list(rounds.open) == [0, 1]
+    rounds.open.clear()
+    first, second = (rounds.order(member("a"), p, view(member("a"))) for p in (0, 1))
+    assert (first, second) == (2, 6), "due at 2 and at 4 steps, and the second two later"
+
+
+def test_all_that_can_come_is_reason_enough_to_open():
+    rounds, a, b = rounds_of(), member("a", step=1), member("b", step=1)
+    rounds.open_due(view(a, b, held=holding(contribution("a", to=1))))
+    assert not rounds.open
+    rounds.open_due(view(a, b, held=holding(contribution("a", to=1), contribution("b", to=1))))
+    assert list(rounds.open) == [0]
 
 
 def test_who_leaves_hands_over_and_where_all_leave_it_merges_at_once():

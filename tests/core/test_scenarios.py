@@ -11,6 +11,7 @@ SKERRY_REWRITE=1 writes the transcripts anew; the diff is what is reviewed. Comm
     wait SECONDS              time passes, in ticks of half a second
     crash                     the syncer's process ends and another takes over
     deaf, hearing             learners do not, or do again, adopt what is published
+    obeying                   learners know of orders, and need no pull
     ledger                    the books
 """
 
@@ -82,6 +83,9 @@ class Stage:
             case (("deaf" | "hearing"), ()):
                 desk.adopts = verb == "hearing"
                 return []
+            case "obeying", ():
+                desk.obeys = True
+                return []
             case "ledger", ():
                 return books(desk)
         raise AssertionError(f"no such command: {verb} {words}")
@@ -103,7 +107,8 @@ def describe(action: object) -> list[str]:
             base = "whole" if action.base_version == FULL else f"on {action.base_version}"
             settled = f"settled {action.settled_seq} up to step {action.settled_step}"
             to = f"{action.learner}.{action.life}"
-            return [f"publish fragment {action.fragment} version {action.version} ({base}) to {to}, {settled}"]
+            what = f"publish fragment {action.fragment} version {action.version} ({base}) to {to}, {settled}"
+            return [f"{what}, order: at {action.order}" if action.order else what]
         case Merge():
             d = action.decision
             how = f"{d.stage or 'closing'}: {d.rule}, {d.outer} {d.lr:g}/{d.momentum:g}"

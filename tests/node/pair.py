@@ -154,6 +154,17 @@ class Loop:
         return drift
 
 
+def due(machine, p):
+    """Whether the next step of a learner ends with a snapshot of the fragment."""
+    at = machine.positions[p].snapshot_at
+    return at is not None and at <= machine.step_count + 1
+
+
+def without_orders(learner, message, payload):
+    """A tap: who is told of no order waits to be pulled."""
+    return (msgspec.structs.replace(message, order=0) if isinstance(message, Publication) else message), payload
+
+
 class Pair:
     """The syncer, the learners and the wires between them."""
 

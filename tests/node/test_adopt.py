@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from node.pair import Pair, config_of
+from node.pair import Pair, config_of, due, without_orders
 from node.test_pair import ROUNDING, check_every_base, check_rows, lose_every
 from skerry.algo import codecs
 from skerry.core.ledger import MERGED
@@ -84,7 +84,7 @@ def two(root, adopt, codec="int4", residual="buffer", alpha=0.5, **run):
     """Two learners, either of which is a quorum, so that versions come without one's contribution."""
     learner = {"adopt": adopt, "adopt_alpha": alpha, "residual": residual}
     tables = {"wire": {"codec_up": codec, "codec_down": codec}, "learner": learner}
-    return Pair(root, config_of(learners=2, sync={"quorum": 1}, **tables, **run))
+    return Pair(root, config_of(learners=2, sync={"quorum": 1, "grace": 0.0}, **tables, **run))
 
 
 def watched(pair):
@@ -209,6 +209,7 @@ def test_a_blend_waits_for_a_snapshot_that_is_on_its_way_and_leaves_it_whole(tmp
     """The training thread passes boundaries while the node thread has not yet seen what the snapshot holds."""
     with two(tmp_path, "blend", codec="fp32", alpha=0.25) as pair:
         late = pair.join("late")  # steps first in a tick, so that a pull waits for the next
+        pair.tap = without_orders
         pair.join("other")
         pair.run(20)
         kept_back = []
@@ -220,7 +221,7 @@ def test_a_blend_waits_for_a_snapshot_that_is_on_its_way_and_leaves_it_whole(tmp
             return message, payload
 
         pair.tap = tap
-        pair.until(lambda: kept_back and late.machine.positions[0].snapshot_due)
+        pair.until(lambda: kept_back and due(late.machine, 0))
         base, version = late.node.bases[0], late.machine.positions[0].base_version
         late.is_late = True
         late.step()

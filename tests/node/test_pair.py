@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from safetensors.numpy import load_file
 
-from node.pair import Pair, config_of
+from node.pair import Pair, config_of, due, without_orders
 from skerry.algo.fragments import Tensor, scatter
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Welcome
@@ -334,7 +334,7 @@ def test_an_upload_that_was_cut_off_is_sent_again_on_the_next_connection(tmp_pat
     with Pair(tmp_path, config_of(wire={"codec_up": "int4"})) as pair:
         loop = pair.join("a")
         pair.run(20)
-        pair.until(lambda: any(position.snapshot_due for position in loop.machine.positions))
+        pair.until(lambda: any(due(loop.machine, p) for p in range(len(loop.machine.positions))))
         loop.step()  # contributes; the connection goes before any of it has left
         assert loop.node.outstanding
         pair.unlink("a")
@@ -385,7 +385,11 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
                 assert all(x.tobytes() == y.tobytes() for x, y in zip(was, now, strict=True))
         assert len(pair.commits) > 1.5 * max(counts), "old versions were collected"
 
+        pair.tap = lambda learner, message, payload: (
+            None if isinstance(message, Contribution) and learner == "b" else (message, payload)
+        )
         pair.until(lambda: any(held.keys() == {"a"} for held in pair.syncer.machine.held))
+        pair.tap = lambda learner, message, payload: (message, payload)
         pinned = [fragment.file for fragment in pair.syncer.machine.state.fragments]
         masters = [np.float32(pair.master(p)) for p in range(len(pinned))]
         while pair.syncer.machine.progress < 1:  # in steps that are no sleep
@@ -573,8 +577,9 @@ def test_the_number_of_merge_threads_changes_no_bit(tmp_path):
 
 def test_a_drift_is_taken_from_the_base_that_stood_when_the_snapshot_was_taken(tmp_path):
     """The training thread passes a boundary while the node thread is busy adopting a newer version."""
-    with Pair(tmp_path, config_of(learners=2, sync={"quorum": 1})) as pair:
+    with Pair(tmp_path, config_of(learners=2, sync={"quorum": 1, "grace": 0.0})) as pair:
         late = pair.join("late")  # steps first in a tick, so that a pull waits for the next
+        pair.tap = without_orders
         pair.join("other")
         pair.run(20)
         kept_back = []
@@ -586,7 +591,7 @@ def test_a_drift_is_taken_from_the_base_that_stood_when_the_snapshot_was_taken(t
             return message, payload
 
         pair.tap = tap
-        pair.until(lambda: kept_back and late.machine.positions[0].snapshot_due)
+        pair.until(lambda: kept_back and due(late.machine, 0))
         base, base_values = late.machine.positions[0].base_version, late.node.bases[0]
         late.is_late = True
         late.step()

@@ -23,7 +23,8 @@ from skerry.wire.inquiry import ask_status
 OLD_S = 5.0  # a syncer writes its status twice a second
 SAID = {  # by the rows below, or of no use to a person who looks once
     "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "merges", "contributors_mean", "rounds_open",
-    "waiting", "sync_every", "sync_every_reached", "quorum", "ready", "versions", "tokens", "refused", "ahead",
+    "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
+    "quorum", "ready", "versions", "tokens", "refused", "ahead",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
 }  # fmt: skip
 
@@ -85,7 +86,11 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
     mean = f" with {r['contributors_mean']:.2f} contributors on average" if r["merges"] else ""
     yield "merges", f"{r['merges']:,}{mean}{rounds}"
     reached = f", {r['sync_every_reached']:.1f} reached" if r.get("sync_every_reached") else ""
-    yield "H", f"{r['sync_every']} steps asked{reached}"
+    configured = r.get("sync_every_configured", r["sync_every"])
+    asked = f" of {configured} configured" if configured != r["sync_every"] else ""
+    yield "H", f"{r['sync_every']} steps asked{asked}{reached}"
+    if r.get("behind"):
+        yield "behind", r["behind"]
     if "quorum" in r:
         yield "quorum", f"K = {r['quorum']}, {counted(r['ready'], 'learner')} ready"
         yield "waiting", r["waiting"]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 import msgspec
 
@@ -64,6 +65,7 @@ class Audit:
         self.state: RunState | None = None
         self._config = configs.Config()
         self._last: dict[int, Decision] = {}  # fragment -> its newest merge
+        self._merges: dict[int, int] = {}  # fragment -> how many there were with it
         self._parents: dict[int, bytes] = {}  # fragment -> digest of the version before the newest
         self._at_epoch = HowFar(0.0, 0)  # rounds do not survive a restart: none was opened before this
         self._fact: Fact | RunState | None = None
@@ -85,6 +87,7 @@ class Audit:
                 self.state.apply(fact)
                 if isinstance(fact, Committed):
                     self._last[fact.decision.fragment] = fact.decision
+                    self._merges[fact.decision.fragment] = self.state.merges
 
     def _demand(self, is_right: bool, invariant: str, text: str, *values: object) -> bool:
         self.checks += 1
@@ -176,7 +179,7 @@ class Audit:
                 self._demand(False, "I15", "a run is created once")
             case EpochStarted():
                 self._demand(fact.epoch == state.epoch + 1, "I13", "epoch {} after {}", fact.epoch, state.epoch)
-                self._at_epoch = HowFar(state.progress, state.steps)
+                self._at_epoch = HowFar(state.progress, self._warmth(state, state.steps, state.merges))
             case LifeStarted():
                 self._open(state, fact.elapsed_s)
                 self._life_started(state, fact)
@@ -259,7 +262,8 @@ class Audit:
             merged = [row for row in d.rows if row.fate == MERGED]
             self._merged(d, merged)
             self._quorum(state, d, len(merged))
-            since = HowFar(max(progress, self._at_epoch.progress), max(steps, self._at_epoch.steps))
+            warmth = self._warmth(state, steps, self._merges.get(d.fragment, 0))
+            since = HowFar(max(progress, self._at_epoch.progress), max(warmth, self._at_epoch.steps))
             self._settings(state, d, since)
             if not self.violations:  # of rows and an H that are sound
                 self._gain(d, merged, at.merged_in)
@@ -316,12 +320,12 @@ class Audit:
     def _gain(self, d: Decision, merged: Sequence[Row], merged_in: Mapping[str, int]) -> None:
         before = d.version - 1  # who has never been merged counts as if it had been in there
         brought = [Brought(row.tokens, row.steps, d.version - merged_in.get(row.learner, before)) for row in merged]
-        is_right, due = expected.is_gain(d.gain, brought, d.sync_every), expected.gain(brought, d.sync_every)
+        is_right, due = expected.is_gain(d.gain, brought, d.every), expected.gain(brought, d.every)
         self._demand(is_right, "I3", "takes {} of its delta, not {}", d.gain, due)
 
     def _settings(self, state: RunState, d: Decision, since: HowFar) -> None:
         """What its stage says; that is the stage when its round was opened: not on the tape, but after `since`."""
-        config, how_far = self._config, HowFar(d.progress, d.steps)
+        config, how_far = self._config, HowFar(d.progress, self._warmth(state, d.steps, state.merges))
         if d.is_closing:
             is_possible = state.phase == "closing"
         else:
@@ -330,10 +334,15 @@ class Audit:
         self._demand(is_possible, "phase", "a {} merge at {}, {} steps, run {}", what, *how_far, state.phase)
         every = expected.sync_every(config.sync, d.stage)
         self._demand(d.sync_every == every, "I3", "H = {}, not {}", d.sync_every, every)
+        self._demand(d.every >= every, "I3", "H = {} was asked for, {} is configured", d.every, every)
         codec = "fp32" if d.is_closing else config.wire.codec_down
         due = (*expected.recipe(config, d.stage), codec)
         said = (d.rule, d.outer, d.lr, d.momentum, d.delay, d.restart, d.codec)
         self._demand(said == due, "I3", "merged by {}, configured {}", said, due)
+
+    def _warmth(self, state: RunState, steps: int, merges: int) -> int | Fraction:
+        """What the warm stage is counted in, by the rules of the run."""
+        return steps if state.created.rules < 2 else expected.steps_merged(self._config, len(state.fragments), merges)
 
     # ------------------------------------------------------------------------------------------ small things
 

@@ -57,7 +57,7 @@ class Closing:
             awaited = [m for m in awaited if m.connected and share < PATIENCE_SHARE]
         if not held or (awaited and share <= 1):
             return None
-        return Close(p, None, "the last work", 1, len(held), view.now)
+        return Close(p, None, view.sync_every, "the last work", 1, len(held), view.now)
 
     def unsettled(self, view: View) -> list[str]:
         """Current lives with pending work, those still stepping, and dead ones whose held work is not merged yet."""

@@ -16,7 +16,7 @@ def decision_of(close: Close, view: View, config: Config, seen: tuple[Seen, ...]
     """
     p, state = close.fragment, view.state
     at, contributions = state.fragments[p], view.held.in_order(p)
-    recipe, every = recipe_of(config, close.stage), sync_every_in(config.sync, close.stage)
+    recipe, every = recipe_of(config, close.stage), close.sync_every
     rows = tuple(row for c in contributions for row in rows_of(c, state.ledger.settled(c.learner, c.life, p)))
     return Decision(
         epoch=state.epoch,
@@ -31,7 +31,7 @@ def decision_of(close: Close, view: View, config: Config, seen: tuple[Seen, ...]
         restart=recipe.restart,
         gain=gain_of(rows, at.merged_in, at.version + 1, every),
         codec="fp32" if close.stage is None else config.wire.codec_down,
-        sync_every=every,
+        sync_every=sync_every_in(config.sync, close.stage),
         quorum=close.quorum,
         stage=close.stage,
         reason=close.reason,
@@ -43,4 +43,5 @@ def decision_of(close: Close, view: View, config: Config, seen: tuple[Seen, ...]
         steps=state.steps,
         open_s=view.now - close.opened_at,
         elapsed_s=view.elapsed_s,
+        asked_every=every,
     )

@@ -120,6 +120,7 @@ class Publish(Struct, frozen=True):
     settled_seq: int
     settled_step: int
     progress: float
+    order: int = 0
 
 
 class Merge(Struct, frozen=True):
@@ -225,7 +226,17 @@ class SendReport(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """Take the fragment's values at the next boundary, after what is to be adopted there."""
+    """Take the fragment's values, once: at the boundary after `step` steps, or if that is past at the next one.
+
+    What is to be adopted at that boundary comes before it. A later order about the fragment takes this one's place.
+    """
+
+    fragment: int
+    step: int = 0
+
+
+class Spare(Struct, frozen=True):
+    """Take no snapshot of the fragment, whatever was ordered before."""
 
     fragment: int
 
@@ -272,4 +283,4 @@ class Leave(Struct, frozen=True):
     refused: Refused | None = None
 
 
-LearnerAction = SayHello | SendReport | Snapshot | Contribute | Resend | Adopt | FastForward | Leave
+LearnerAction = SayHello | SendReport | Snapshot | Spare | Contribute | Resend | Adopt | FastForward | Leave

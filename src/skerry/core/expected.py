@@ -27,10 +27,15 @@ class Brought(NamedTuple):
 
 
 class HowFar(NamedTuple):
-    """How far the run was: the share of its budget, and the inner steps of all learners."""
+    """How far the run was: the share of its budget, and the inner steps of all learners, or what merges are worth."""
 
     progress: float
-    steps: int
+    steps: int | Fraction
+
+
+def steps_merged(config: Config, fragment_count: int, merges: int) -> Fraction:
+    """A version of every fragment is worth the warm stage's H, for each learner."""
+    return Fraction(merges * sync_every(config.sync, "warm") * config.run.learners, fragment_count)
 
 
 def weight(tokens: int, steps: int) -> float:

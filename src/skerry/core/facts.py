@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage
 
-RULES = 1  # the version of the rules by which the machine decides; the audit of a run goes by those it began with
+RULES = 2  # of decisions; a run and its audit go by those it began with. 1: the warm stage is counted in inner steps,
+# 2: in versions
 
 
 class RunCreated(Struct, frozen=True, tag=True):
@@ -111,6 +112,12 @@ class Decision(Struct, frozen=True):
     steps: int  # of all learners
     open_s: float  # how long the round was open
     elapsed_s: float
+    asked_every: int = 0  # the H that was asked for, longer than `sync_every` where rounds take longer; 0: the same
+
+    @property
+    def every(self) -> int:
+        """The H that was asked for."""
+        return self.asked_every or self.sync_every
 
     @property
     def is_closing(self) -> bool:

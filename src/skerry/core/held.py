@@ -71,6 +71,11 @@ class Held:
         """There may be no room for the next one, whichever fragment it is of."""
         return not self._fits(max(self._expected.values(), default=0))
 
+    @property
+    def is_scarce(self) -> bool:
+        """Half of the room is taken: nobody should send without being asked."""
+        return self.bytes > self.bytes_max // 2
+
     def _fits(self, payload_bytes: int) -> bool:
         return self.bytes + payload_bytes <= self.bytes_max
 

@@ -6,6 +6,13 @@ Invariants: at most one contribution per fragment is outstanding, and until it i
 answered with its same bytes; a mark never goes back; versions are adopted only upwards, a delta only on exactly its
 base. No step depends on any of this: the training loop never waits. No array here; drift and bytes are the node's.
 
+When it contributes: a version brings with it the *order* for the next contribution to its fragment, the number of
+unsettled steps at which it is due. The training thread knows it when that boundary comes, and no message is waited for.
+An order counts from the mark, so it holds on when the mark moves (a fast-forward, an overwrite), and a new version's
+takes its place. It ends with the link it came on: after an outage all orders would be due at once. It ends with the
+loop, and when the run wants no further step, because the last work is asked for losslessly. Whoever has no order waits
+to be asked by a pull, as everyone does for the last work.
+
 The way out: once the training loop has closed, every event is followed by a look at whether the process may end. The
 last report says "left", `Leave` says why, and after that the machine does nothing any more.
 """
@@ -31,6 +38,7 @@ from skerry.core.events import (
     SayHello,
     SendReport,
     Snapshot,
+    Spare,
     Spoiled,
     Ticked,
     Told,
@@ -65,7 +73,9 @@ class Position:
     mark_step: int = 0
     mark_tokens: int = 0
     outstanding: Contribute | None = None
-    snapshot_due: bool = False
+    is_asked: bool = False  # by a pull that is not answered yet
+    order: int = 0  # unsettled steps at which it contributes unasked; 0: when it is asked
+    snapshot_at: int | None = None  # the step from which on the node takes a snapshot; None: it does not
     want_full: bool = False
 
 
@@ -110,6 +120,7 @@ class LearnerMachine:
         self._step_s = 0.0
         self._step_gap_s_max = 0.0
         self._loss = 0.0
+        self._round_steps = 0
         self._lossless = False
         self._fast_forwarding = False
         self._has_news = False
@@ -150,7 +161,7 @@ class LearnerMachine:
             case Linked():
                 self._do(SayHello(self.life))
             case Unlinked():
-                self.linked = False
+                self._unlinked()
             case Told():
                 self._told(event, now)
             case Prepared():
@@ -164,6 +175,8 @@ class LearnerMachine:
                 self._close(event, now)
             case Ticked():
                 pass
+        for p, position in enumerate(self.positions):
+            self._take_snapshot(p, position)
         way = None if self._actions else self._way_out(now)  # the outcome of an order comes before it may go
         if way is not None:
             self.state = "left"
@@ -218,8 +231,9 @@ class LearnerMachine:
         for p in event.overwritten:
             self._overwritten(self.positions[p])
         for taken in event.snapshots:
+            self.positions[taken.fragment].snapshot_at = None
             if taken.fragment in event.overwritten and self.state == "training":
-                self._do(Snapshot(taken.fragment))  # there is nothing left to answer with; after a step there is
+                pass  # there is nothing left to answer with; after a step there is
             else:
                 self._contribute(taken.fragment, taken.base_version)
 
@@ -235,7 +249,7 @@ class LearnerMachine:
 
     def _contribute(self, p: int, base_version: int) -> None:
         position = self.positions[p]
-        position.snapshot_due = False
+        position.is_asked = False
         if position.outstanding is not None or self.step_count <= position.mark_step or self._fast_forwarding:
             return
         self._seq += 1
@@ -259,6 +273,27 @@ class LearnerMachine:
         for position in self.positions:
             position.outstanding = None
         self._do(FastForward(reason, detail, reset_optimizer))
+
+    def _take_snapshot(self, p: int, position: Position) -> None:
+        """Let the node know at which boundary to take a snapshot, if that is not what it knows."""
+        at = self._snapshot_at(position)
+        if at != position.snapshot_at:
+            position.snapshot_at = at
+            self._do(Spare(p) if at is None else Snapshot(p, at))
+
+    def _snapshot_at(self, position: Position) -> int | None:
+        """The step after which one is due: at once if it is asked, else by order; None: not as things stand."""
+        if position.outstanding is not None:
+            return None
+        if position.is_asked:
+            return 0
+        is_stepping = self.state == "training" and not self.is_stop_asked and not self._fast_forwarding
+        return position.mark_step + position.order if position.order and is_stepping else None
+
+    def _unlinked(self) -> None:
+        self.linked = False
+        for position in self.positions:
+            position.order = 0
 
     # ------------------------------------------------------------------------------------------ what the syncer says
 
@@ -305,9 +340,8 @@ class LearnerMachine:
         if position.outstanding is not None:
             if position.outstanding.seq > message.settled_seq:
                 self._do(Resend(message.fragment))
-        elif self.step_count > position.mark_step and not position.snapshot_due:
-            position.snapshot_due = True
-            self._do(Snapshot(message.fragment))
+        elif self.step_count > position.mark_step:
+            position.is_asked = True
 
     def _publication(self, message: Publication) -> None:
         position = self.positions[message.fragment]
@@ -327,6 +361,7 @@ class LearnerMachine:
         elif not settled and message.settled_step > position.mark_step:
             self._fast_forward("settled but not at hand")
         take_out = position.outstanding.seq if settled and position.outstanding else 0
+        position.order = message.order
         self._do(Adopt(message, take_out))
 
     def _prepared(self, event: Prepared) -> None:
@@ -337,6 +372,7 @@ class LearnerMachine:
         if event.took_out and outstanding is not None and outstanding.seq == event.took_out:
             position.mark_step, position.mark_tokens = outstanding.to_step, outstanding.to_tokens
             position.outstanding = None
+            self._round_steps = self.step_count + 1 - position.mark_step  # it is adopted at the next boundary
 
     # ------------------------------------------------------------------------------------------ reports
 
@@ -369,6 +405,7 @@ class LearnerMachine:
                     p.mark_tokens,
                     p.outstanding.seq if p.outstanding else 0,
                     p.want_full,
+                    p.order,
                 )
                 for p in self.positions
             ),
@@ -383,6 +420,7 @@ class LearnerMachine:
             encode_s=labour.encode_s,
             adopted=labour.adopted,
             adopt_s=labour.adopt_s,
+            round_steps=self._round_steps,
         )
 
     def _do(self, action: LearnerAction) -> None:

@@ -66,6 +66,7 @@ class Close(NamedTuple):
 
     fragment: int
     stage: Stage | None  # when its round was opened; None: the closing
+    sync_every: int  # H then
     reason: Closes
     quorum: int
     ready: int

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from skerry.core.messages import FULL, Report
+from skerry.core.messages import FULL, FragmentPosition, Report
 
 EMA_WEIGHT = 0.2
 RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated at the soonest
@@ -26,6 +27,15 @@ def patience_s(usual_s: float) -> float:
     return min(RESEND_S_MAX, max(RESEND_S, 4 * usual_s))
 
 
+class Asked(NamedTuple):
+    """A contribution that was asked for: by a pull at its next boundary, or by an order, when so much is unsettled."""
+
+    at: float
+    until: float  # it is not asked again before this
+    order: int = 0  # unsettled steps at which it is due; 0: a pull
+    version: int = 0  # that carries the order
+
+
 @dataclass
 class Member:
     """One learner in its current life, as the syncer sees it."""
@@ -37,15 +47,17 @@ class Member:
     report: Report | None = None
     reported_at: float = 0.0
     stepped_at: float = 0.0
+    stepped: int = 0  # the last step that is known of it, by a report or a contribution
     step_s: float | None = None
-    answer_s: float | None = None  # pull to complete contribution
+    answer_s: float | None = None  # pull, or the step by which it was ordered, to complete contribution
+    round_steps: float | None = None  # its own from a snapshot to the version that has it
     adopt_s: float | None = None  # publication handed over to report of its adoption
     sent: list[int | None] = field(default_factory=list)  # newest version handed over; None until it says what it has
     sent_at: list[float] = field(default_factory=list)  # since when something handed over is not adopted
     sending: set[int] = field(default_factory=set)  # fragments with a publication on its way
     waiting: dict[int, None] = field(default_factory=dict)  # and those that it lacks, until they may leave: in order
     timed: dict[int, tuple[int, float]] = field(default_factory=dict)  # fragment -> version to measure, handed over at
-    pulled_at: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, Asked] = field(default_factory=dict)  # by fragment
     told_stop_at: float | None = None
     has_adopted_all: bool = False  # by its last report
     is_stepping: bool = False  # it took a step since its link is up
@@ -58,7 +70,7 @@ class Member:
         self.sending.clear()
         self.waiting.clear()
         self.timed.clear()
-        self.pulled_at.clear()
+        self.asked.clear()
         self.told_stop_at = None
         self.report = None
         self.has_adopted_all = False
@@ -69,7 +81,7 @@ class Member:
         self.connected = False
         self.sending.clear()
         self.waiting.clear()
-        self.pulled_at.clear()
+        self.asked.clear()
 
     def take_report(self, report: Report, now: float) -> bool:
         """Accept a newer report; an older one changes nothing."""
@@ -80,6 +92,8 @@ class Member:
             self.is_stepping |= self.report is not None
         if 0 < report.step_s < math.inf:
             self.step_s = ema(self.step_s, report.step_s)
+        if report.round_steps > 0:
+            self.round_steps = ema(self.round_steps, report.round_steps)
         for p, position in enumerate(report.positions):
             before = self.report.positions[p] if self.report is not None else None
             if self.sent[p] is None:
@@ -90,7 +104,10 @@ class Member:
                 self.adopt_s = ema(self.adopt_s, now - self.timed.pop(p)[1])
             if position.want_full and (before is None or not before.want_full):
                 self.sent_at[p] = float("-inf")  # not under way: it is there, and of no use
+            if self._has_lost_order(p, position):
+                del self.asked[p]
         self.report, self.reported_at = report, now
+        self.stepped = max(self.stepped, report.step)
         self.has_adopted_all = all(position.base_version > FULL for position in report.positions)
         return True
 
@@ -121,34 +138,59 @@ class Member:
     def unsettled(self, p: int) -> int:
         """Steps on p that it could still contribute: not settled, and not given up by itself."""
         assert self.report is not None
-        return self.report.step - max(self.settled[p], self.report.positions[p].mark_step)
+        return self.stepped - max(self.settled[p], self.report.positions[p].mark_step)
+
+    # ------------------------------------------------------------------------------------------ what it was asked for
+
+    def ask(self, p: int, now: float, order: int = 0, version: int = 0) -> None:
+        """Ask for its work on p: by a pull, or by the order that a version carries."""
+        self.asked[p] = Asked(now, now, order, version)
+        self.wait_on(p)
+
+    def wait_on(self, p: int) -> None:
+        """Leave it alone until its answer is due and, by what answers usually take, lost."""
+        self.asked[p] = self.asked[p]._replace(until=self._begins_at(p) + patience_s(self.answer_s or 0.0))
+
+    def _begins_at(self, p: int) -> float:
+        """When it begins to answer: at once if it was pulled, else once its order's steps are there, as reports go."""
+        asked = self.asked[p]
+        if not asked.order or self.report is None or self.step_s is None:
+            return asked.at
+        lacking = asked.order - (self.report.step - max(self.settled[p], self.report.positions[p].mark_step))
+        return max(asked.at, self.reported_at + lacking * self.step_s)
+
+    def expected_at(self, p: int) -> float:
+        """When its contribution is likely to be here."""
+        return self._begins_at(p) + (self.answer_s or 0.0)
+
+    def may_come_sooner(self, p: int, now: float) -> bool:
+        """It has work on p, and its order for it is more than a step off: a pull would bring it sooner."""
+        is_far_off = bool(self.asked[p].order) and self._begins_at(p) > now + (self.step_s or 0.0)
+        return is_far_off and self._has_work(p)
+
+    def has_begun(self, p: int) -> bool:
+        """By its last report it has the steps that were ordered, or it was pulled: its answer is on its way."""
+        return self.unsettled(p) >= self.asked[p].order
+
+    def _has_lost_order(self, p: int, position: FragmentPosition) -> bool:
+        """It has adopted the version that carried the order, and knows of none: it is to be pulled."""
+        asked = self.asked.get(p)
+        if asked is None or not asked.order or position.base_version < asked.version:
+            return False
+        return not position.order and not position.outstanding_seq
 
     def may_be_asked(self, p: int, now: float) -> bool:
         """It has work on p, knows what is settled, and was not just asked."""
+        return self._has_work(p) and (p not in self.asked or now > self.asked[p].until)
+
+    def _has_work(self, p: int) -> bool:
         assert self.report is not None
-        return (
-            self.unsettled(p) > 0
-            and self.report.positions[p].mark_step >= self.settled[p]
-            and (p not in self.pulled_at or self.is_given_up_on(p, now))
-        )
-
-    def is_given_up_on(self, p: int, now: float) -> bool:
-        """It was asked for p so long ago that the question or its answer is taken for lost."""
-        return now - self.pulled_at[p] > self.patience_s
-
-    @property
-    def patience_s(self) -> float:
-        """How long it is waited for before it is asked again."""
-        return patience_s(self.answer_s or 0.0)
+        return self.unsettled(p) > 0 and self.report.positions[p].mark_step >= self.settled[p]
 
     def answered(self, p: int, now: float) -> None:
         """What it was asked for is here."""
-        self.answer_s = ema(self.answer_s, now - self.pulled_at.pop(p))
-
-    @property
-    def answers_in_s(self) -> float | None:
-        """From a pull that finds it in the midst of a step to its complete contribution, once one was measured."""
-        return None if self.answer_s is None else self.answer_s + (self.step_s or 0.0) / 2
+        self.answer_s = ema(self.answer_s, max(0.0, now - self._begins_at(p)))
+        del self.asked[p]
 
     def was_just_told_to_stop(self, now: float) -> bool:
         return self.told_stop_at is not None and now - self.told_stop_at <= RESEND_S
@@ -165,6 +207,10 @@ class Member:
     @property
     def is_stopped(self) -> bool:
         return self.report is not None and self.report.state in ("stopped", "left")
+
+    @property
+    def is_training(self) -> bool:
+        return self.report is not None and self.report.state == "training"
 
     @property
     def is_leaving(self) -> bool:

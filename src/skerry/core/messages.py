@@ -40,6 +40,7 @@ class FragmentPosition(Struct, frozen=True, array_like=True):
     mark_tokens: int
     outstanding_seq: int  # 0: none
     want_full: bool = False  # the base is unusable: send the whole fragment
+    order: int = 0  # that stands: unsettled steps at which it contributes by itself; 0: none does
 
 
 class Report(Struct, frozen=True, tag=True):
@@ -64,6 +65,7 @@ class Report(Struct, frozen=True, tag=True):
     encode_s: float = 0.0  # and the seconds its node thread took for that
     adopted: int = 0  # likewise of versions that it decoded, checked and prepared
     adopt_s: float = 0.0
+    round_steps: int = 0  # from a snapshot to the boundary at which the version that has it was adopted; the last one
 
 
 class Contribution(Struct, frozen=True, tag=True):
@@ -168,6 +170,7 @@ class Publication(Struct, frozen=True, tag=True):
     settled_seq: int  # cumulative: the newest of this life's contributions that is in `version` or before
     settled_step: int
     progress: float
+    order: int = 0  # contribute again, unasked, at the boundary where so many steps are unsettled; 0: wait to be asked
 
 
 class Rejected(Struct, frozen=True, tag=True):

@@ -8,6 +8,7 @@ one fragment), and what time alone brings about is found when that time has come
     leaving     learners that want to go and may still hand over
     askable     for each fragment, who of the two could be asked for it: has work on it, knows what is settled, was not
                 just asked, and nothing of it is held
+    awaited     for each fragment, who was asked for it, by a pull or an order, and has not answered
 
 A report costs the fragments it speaks of, a merge the learners that are in it.
 """
@@ -15,9 +16,8 @@ A report costs the fragments it speaks of, a merge the learners that are in it.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import NamedTuple
 
 from skerry.core.held import Held
@@ -33,7 +33,7 @@ class _Counted(NamedTuple):
 
     unsettled: list[int | None]  # by fragment
     step_s: float | None
-    answers_in_s: float | None
+    round_steps: float | None
 
 
 class Roster:
@@ -44,13 +44,14 @@ class Roster:
         self.ready: dict[str, Member] = {}
         self.leaving: dict[str, Member] = {}
         self.askable: list[set[str]] = [set() for _ in held]
+        self.awaited: list[set[str]] = [set() for _ in held]
         self.stall_s = stall_s
         self._held = held
         self._counted: dict[str, _Counted] = {}  # of each that is ready
         self._nothing = _Counted([None for _ in held], None, None)
         self._unsettled: list[dict[int, int]] = [{} for _ in held]  # unsettled steps -> how many of the ready have them
         self._steps_s: list[float] = []  # step times of the ready, as far as measured, in order
-        self._answers: list[tuple[float, str]] = []  # how long each of the ready takes to answer, in order
+        self._rounds: list[float] = []  # steps that a round takes each of the ready, as far as measured, in order
         self._stall_by = NEVER  # no ready learner stalls before this
         self._patience: list[tuple[float, str, int]] = []  # heap: when to ask again, whom, for which fragment
         self._ask_again_at: dict[tuple[str, int], float] = {}  # which entry of the heap holds, by learner and fragment
@@ -92,25 +93,26 @@ class Roster:
             self._count_steps(p, before, counted.unsettled[p])
         self._ask_or_not(member, p, now)
 
-    def asked(self, member: Member, p: int, now: float) -> None:
+    def asked(self, member: Member, p: int, now: float, order: int = 0, version: int = 0) -> None:
         """It is asked for its work on the fragment, and then not again for a while."""
-        member.pulled_at[p] = now
-        self.askable[p].discard(member.learner)
-        self._wait_for(member, p, now)
+        member.ask(p, now, order, version)
+        self._ask_or_not(member, p, now)
+        self._wait_for(member, p)
 
-    def answered(self, member: Member, p: int, now: float) -> None:
-        """Its work on the fragment is here; if it was asked for it, that is how long it takes to answer."""
-        if p in member.pulled_at:
-            patience_s = member.patience_s
+    def answered(self, member: Member, p: int, now: float, step: int) -> None:
+        """Its work on the fragment, up to this step, is here; if it was asked for it, so long it takes to answer."""
+        if p in member.asked:
             member.answered(p, now)
-            if member.patience_s != patience_s:
-                for other in member.pulled_at:  # is taken for lost sooner or later than it was
-                    self._ask_or_not(member, other, now)
-                    self._wait_for(member, other, now)
-            if (counted := self._counted.get(member.learner)) is not None:
-                self._count_answer(member.learner, counted.answers_in_s, member.answers_in_s)
-                self._counted[member.learner] = counted._replace(answers_in_s=member.answers_in_s)
-        self.refresh(member, p, now)
+        if step > member.stepped:
+            member.stepped = step
+            self.update(member, now)
+        else:
+            self.refresh(member, p, now)
+
+    def forget(self, member: Member, p: int, now: float) -> None:
+        """Whatever it was asked for on the fragment, it will not bring it by itself."""
+        member.asked.pop(p, None)
+        self._ask_or_not(member, p, now)
 
     def pass_time(self, now: float) -> None:
         """Who has stalled is not ready any more; who did not answer for too long may be asked again."""
@@ -129,9 +131,11 @@ class Roster:
             if self._ask_again_at.get((learner, p)) != at:
                 continue
             del self._ask_again_at[learner, p]
-            if p in member.pulled_at:
+            if p in member.asked:
+                member.wait_on(p)  # it may have slowed down since: an order is by steps
                 self._ask_or_not(member, p, now)
-                self._wait_for(member, p, now)
+                if now <= member.asked[p].until:
+                    self._wait_for(member, p)
 
     # ------------------------------------------------------------------------------------------ what follows
 
@@ -152,25 +156,28 @@ class Roster:
         """The K-th fastest ready learner's step time, once K were measured."""
         return self._steps_s[quorum - 1] if len(self._steps_s) >= quorum else None
 
-    def slower_than(self, seconds: float) -> list[tuple[float, str]]:
-        """Ready learners that take longer than this to answer, with how long they take; the slowest last."""
-        return self._answers[bisect_right(self._answers, seconds, key=itemgetter(0)) :]
+    def round_steps(self, quorum: int) -> float | None:
+        """Steps that a round takes the K quickest at it, from snapshot to adoption, once K were measured."""
+        return self._rounds[quorum - 1] if len(self._rounds) >= quorum else None
 
     # ------------------------------------------------------------------------------------------ helpers
 
     def _ask_or_not(self, member: Member, p: int, now: float) -> None:
         learner = member.learner
+        if p in member.asked:
+            self.awaited[p].add(learner)
+        else:
+            self.awaited[p].discard(learner)
         is_there = learner in self.ready or learner in self.leaving
         if is_there and learner not in self._held[p] and member.may_be_asked(p, now):
             self.askable[p].add(learner)
         else:
             self.askable[p].discard(learner)
 
-    def _wait_for(self, member: Member, p: int, now: float) -> None:
-        at = member.pulled_at[p] + member.patience_s
-        if not member.is_given_up_on(p, now):
-            self._ask_again_at[member.learner, p] = at
-            heapq.heappush(self._patience, (at, member.learner, p))
+    def _wait_for(self, member: Member, p: int) -> None:
+        at = member.asked[p].until
+        self._ask_again_at[member.learner, p] = at
+        heapq.heappush(self._patience, (at, member.learner, p))
 
     def _count(self, member: Member) -> None:
         """All that sums and orders are made of, if the learner is ready; what it was before is taken back."""
@@ -178,11 +185,13 @@ class Roster:
         before, after = self._counted.pop(learner, self._nothing), self._nothing
         if learner in self.ready:
             steps: list[int | None] = [member.unsettled(p) for p in range(len(self.askable))]
-            after = self._counted[learner] = _Counted(steps, member.step_s, member.answers_in_s)
+            after = self._counted[learner] = _Counted(steps, member.step_s, member.round_steps)
         for p, (was, is_now) in enumerate(zip(before.unsettled, after.unsettled, strict=True)):
             self._count_steps(p, was, is_now)
-        self._count_answer(learner, before.answers_in_s, after.answers_in_s)
-        self._count_step_s(before.step_s, after.step_s)
+        if before.step_s != after.step_s:
+            _move(self._steps_s, before.step_s, after.step_s)
+            self._pace = None
+        _move(self._rounds, before.round_steps, after.round_steps)
 
     def _count_steps(self, p: int, before: int | None, after: int | None) -> None:
         if before == after:
@@ -196,17 +205,10 @@ class Roster:
             counts[after] = counts.get(after, 0) + 1
         self._steps_due[p] = None
 
-    def _count_answer(self, learner: str, before: float | None, after: float | None) -> None:
-        if before is not None:
-            del self._answers[bisect_left(self._answers, (before, learner))]
-        if after is not None:
-            insort(self._answers, (after, learner))
 
-    def _count_step_s(self, before: float | None, after: float | None) -> None:
-        if before == after:
-            return
-        if before:
-            del self._steps_s[bisect_left(self._steps_s, before)]
-        if after:
-            insort(self._steps_s, after)
-        self._pace = None
+def _move(ordered: list[float], before: float | None, after: float | None) -> None:
+    """One of the numbers has changed; none and 0 were never measured."""
+    if before:
+        del ordered[bisect_left(ordered, before)]
+    if after:
+        insort(ordered, after)

@@ -1,31 +1,41 @@
-"""The rounds of training: which fragment's to open, whom to pull, whom to ask ahead, when to close.
+"""The rounds of training: when a learner's next contribution is due, which round to open, whom to pull, when to close.
 
 A fragment has at most one open round, and none while it is merging. A contribution belongs to no round: what comes late
-is held and merged in the next. The measured times are of this process and are lost with it; nothing depends on them but
+is held and merged in the next.
+
+Nobody is asked in the usual case. A version carries to each learner the *order* for its next contribution to the
+fragment, reckoned so that all lie here when the next round is due: by the pace of the K fastest, the learner's own, and
+how long its work takes to come. Arrivals then open a round and close it. A pull is for who has no order, or one that
+this round would have to wait for.
+
+The measured times are of this process and are lost with it; nothing depends on them but when contributions are due and
 how long a round waits for the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skerry.config import Sync
+from skerry.core.facts import Decision
+from skerry.core.ledger import MERGED
 from skerry.core.look import Close, View, Want
 from skerry.core.membership import Member, ema
-from skerry.core.quorum import decide, grace_s
-from skerry.core.schedule import Pacer, due_at, rounds_open_max
+from skerry.core.quorum import Verdict, decide, grace_s
+from skerry.core.schedule import Pacer, due_at
 from skerry.core.state import FragmentState
 from skerry.core.vocabulary import Stage
 
 
 @dataclass
 class Round:
-    """An open round of one fragment: whom it waits for, when the quorum was reached, why it still waits."""
+    """An open round of one fragment: when the quorum was reached, why it still waits."""
 
     opened_at: float
     stage: Stage  # at its opening: what its merge does follows from it
-    awaited: set[str]  # learners that were asked and, when last looked, were not in
+    sync_every: int  # H then
     quorum_at: float | None = None
     waits: str = "opened"
 
@@ -41,6 +51,9 @@ class Rounds:
         self.pacer = Pacer()
         self.quorum_s: float | None = None  # from opening to quorum
         self.sync_s: float | None = None  # from closing to a learner's adoption
+        self.reached: float | None = None  # H as it turns out: steps of the fastest in a merge
+        self._put_off: dict[int, float] = {}  # fragment -> steps by which the pacer kept its last round waiting
+        self._ripe_at: dict[int, float] = {}  # fragment -> since when the pacer keeps its next one waiting
         self._closed_at: dict[int, float] = {}  # fragment -> when its last merge ended
         self._adopting: dict[int, set[str]] = {}  # fragment -> learners that have not yet reported its version
 
@@ -55,28 +68,52 @@ class Rounds:
     # ------------------------------------------------------------------------------------------ decisions of a look
 
     def open_due(self, view: View) -> None:
-        """Open what is due, the most overdue first, as far as the pacer and the bound on open rounds let."""
-        self.pacer.grow(view.now, view.roster.pace_s(view.quorum), self.fragment_count / view.sync_every)
+        """Open what is due, the most overdue first, as far as the pacer lets."""
+        pace_s = view.roster.pace_s(view.quorum)
+        self.pacer.grow(view.now, pace_s, self.fragment_count / view.sync_every)
         if len(view.ready) < view.quorum:
             return
-        room = rounds_open_max(self.sync.fragment_sync_delay, self.fragment_count, view.sync_every) - len(self.open)
-        if room <= 0 or not self.pacer.has_any:
-            return  # nothing could be opened: spare the look at every fragment
-        overdue = {p: view.roster.steps_due(p, view.quorum) / self._due_at(p, view) for p in self._idle()}
-        for _, p in sorted((-by, p) for p, by in overdue.items() if by >= 1)[:room]:
-            if not self.pacer.take():
-                break
-            asked = {learner for learner, member in view.ready.items() if p in member.pulled_at}
-            self.open[p] = Round(view.now, view.stage, asked)
+        overdue = {p: self._overdue(p, view) for p in self._idle()}
+        for _, p in sorted((-by, p) for p, by in overdue.items() if by >= 1):
+            if self.pacer.take():
+                waited_s = view.now - self._ripe_at.pop(p, view.now)
+                self._put_off[p] = min(waited_s / pace_s, view.sync_every) if pace_s else 0.0
+                self.open[p] = Round(view.now, view.stage, view.sync_every)
+            else:
+                self._ripe_at.setdefault(p, view.now)
+
+    def _overdue(self, p: int, view: View) -> float:
+        """Steps over those at which a fragment is due: from 1 on it is. So it is once all that can come is here."""
+        share = view.roster.steps_due(p, view.quorum) / self._due_at(p, view)
+        is_all_in = len(view.held[p]) >= len(view.ready) and view.held[p].keys() >= view.ready.keys()
+        return max(share, 1.0) if is_all_in else share
+
+    def order(self, member: Member, p: int, view: View) -> int:
+        """Unsettled steps at which a learner is to contribute to the fragment next; 0: it is pulled when it is wanted.
+
+        So many that its work is here when the next round is due. One whose work takes longer to come than a round waits
+        is due earlier, by as much as it would be late. Where the steps of a round pass sooner than the version with the
+        order arrives, the order is overdue then: each learner contributes as soon as it has adopted, and all are in
+        phase however long the links are.
+        """
+        if view.held.is_scarce:
+            return 0  # an order cannot be taken back, a pull is sent when there is room
+        due, pace_s = self._due_at(p, view), view.roster.pace_s(view.quorum)
+        if pace_s is None or not member.step_s:
+            return math.ceil(due)
+        late_s = max(0.0, (member.answer_s or 0.0) - (self.quorum_s or 0.0) - self._grace_s(view))
+        due_s = (due - view.roster.steps_due(p, view.quorum)) * pace_s - late_s
+        return max(1, member.unsettled(p) + round(due_s / member.step_s))
 
     def pull(self, p: int, view: View) -> list[Want]:
-        """Whom to ask now for an open round; the round waits for everyone who was asked."""
-        askable = view.roster.askable[p]
+        """Whom to ask now for an open round: who has no order, and when it opens who has one that is far off."""
+        askable = view.roster.askable[p] & view.ready.keys()
+        if self.open[p].opened_at == view.now:
+            awaited = view.roster.awaited[p] & view.ready.keys()
+            askable |= {learner for learner in awaited if view.ready[learner].may_come_sooner(p, view.now)}
         if not askable or not view.held.has_room(p, self.oldest):
             return []
-        wants = [Want(view.ready[learner], p) for learner in sorted(askable) if learner in view.ready]
-        self.open[p].awaited.update(want.member.learner for want in wants)
-        return wants
+        return [Want(view.ready[learner], p) for learner in sorted(askable)]
 
     def close(self, p: int, view: View) -> Close | None:
         """Whether an open round has waited long enough."""
@@ -86,37 +123,36 @@ class Rounds:
             self.quorum_s = ema(self.quorum_s, view.now - round_.opened_at)
         missing = self._missing(p, view) if len(held) >= view.quorum else {}
         verdict = decide(len(held), view.quorum, missing, round_.quorum_at, self._grace_s(view), view.now)
+        if verdict.closes and (rest := self._worth_waiting_for(round_, missing, view)):
+            verdict = Verdict(None, f"for {', '.join(rest)}, who come sooner than the next round")
         round_.waits = verdict.waits
         if verdict.closes is None:
             return None
-        return Close(p, round_.stage, verdict.closes, view.quorum, len(view.ready), round_.opened_at)
+        return Close(p, round_.stage, round_.sync_every, verdict.closes, view.quorum, len(view.ready), round_.opened_at)
 
     def _missing(self, p: int, view: View) -> dict[str, float]:
         """Learners that a round still waits for, and when each is expected."""
-        round_ = self.open[p]
-        round_.awaited = {learner for learner in round_.awaited if learner not in view.held[p]}
-        there = [view.ready[learner] for learner in round_.awaited if learner in view.ready]
-        return {m.learner: m.pulled_at.get(p, view.now) + (m.answer_s or 0.0) for m in there}
+        there = (view.roster.awaited[p] & view.ready.keys()) - view.held[p].keys()
+        return {learner: view.ready[learner].expected_at(p) for learner in there}
 
-    def ask_ahead(self, view: View) -> list[Want]:
-        """Ask those who would miss a round's window before it opens, by as much as they would miss it.
+    def _worth_waiting_for(self, round_: Round, missing: Mapping[str, float], view: View) -> list[str]:
+        """Those missing for whom the others had better wait, although there is no slack for it.
 
-        A contribution belongs to no round, so a slow learner's can lie ready when the round opens. Asked only at the
-        opening it would be late, held for the next round, and so be in every other merge at best.
+        Closed without them a round leaves them to the next, and where rounds follow each other without a pause, the
+        first half of the learners is in one and the other half in the next, for ever: each merge is of half of them and
+        of two rounds' drift. To wait costs everyone that long, not to wait costs the missing a round. So a round waits
+        as long as that is less in sum, but for no more than a step or an eighth of itself, and for nobody who is a
+        step behind what was expected. Where the configuration has no grace it waits for nobody.
         """
-        roster, step_s = view.roster, view.roster.pace_s(view.quorum)
-        if len(view.ready) < view.quorum or step_s is None or self.quorum_s is None:
+        step_s, pace_s = view.roster.kth_step_s(view.quorum), view.roster.pace_s(view.quorum)
+        if step_s is None or pace_s is None or round_.quorum_at is None or not self.sync.grace:
             return []
-        window_s = self.quorum_s + self._grace_s(view)
-        slow = roster.slower_than(window_s)
-        late_s_max = slow[-1][0] - window_s if slow else 0.0
-        wants: list[Want] = []
-        for p in self._idle() if slow else ():
-            due_s = (self._due_at(p, view) - roster.steps_due(p, view.quorum)) * step_s
-            if due_s <= late_s_max and roster.askable[p] and view.held.has_room(p, self.oldest):
-                late = [learner for answers_in_s, learner in slow if due_s <= answers_in_s - window_s]
-                wants += [Want(view.ready[learner], p) for learner in sorted(roster.askable[p].intersection(late))]
-        return wants
+        every_s = round_.sync_every * pace_s
+        if view.now >= round_.quorum_at + max(step_s, every_s / 8):
+            return []
+        coming = {learner: at for learner, at in missing.items() if view.now < at + step_s}
+        by = view.now + every_s * len(coming) / len(view.ready)
+        return sorted(learner for learner, at in coming.items() if at <= by)
 
     def hand_over(self, p: int, view: View) -> list[Want]:
         """Learners that want to leave hand over at once; their work merges in the next rounds."""
@@ -129,7 +165,7 @@ class Rounds:
             return None
         if not all(m.learner in view.held[p] or m.unsettled(p) <= 0 for m in view.leaving):
             return None
-        return Close(p, view.stage, "everyone is leaving", view.quorum, 0, view.now)
+        return Close(p, view.stage, view.sync_every, "everyone is leaving", view.quorum, 0, view.now)
 
     def explain(self, view: View) -> str:
         """Why nothing merges right now."""
@@ -146,17 +182,13 @@ class Rounds:
         self.open.pop(p, None)
         self.merging.add(p)
 
-    def merge_ended(self, p: int, ready: Iterable[str], now: float) -> None:
+    def merge_ended(self, decision: Decision, ready: Iterable[str], now: float) -> None:
         """There is a new version; those who are ready are expected to adopt it."""
+        p, spans = decision.fragment, [row.steps for row in decision.rows if row.fate == MERGED]
+        self.reached = ema(self.reached, max(spans))
         self.merging.discard(p)
         self._closed_at[p] = now
         self._adopting[p] = set(ready)
-
-    def has_become_ready(self, member: Member) -> None:
-        """Open rounds wait for it where it was asked before."""
-        for p, round_ in self.open.items():
-            if p in member.pulled_at:
-                round_.awaited.add(member.learner)
 
     def measure_adoption(self, member: Member, fragments: Sequence[FragmentState], now: float) -> None:
         """A report came: how long did the versions take that it has adopted?"""
@@ -176,8 +208,10 @@ class Rounds:
         """Fragments of which no round is open and no merge under way."""
         return [p for p in range(self.fragment_count) if p not in self.open and p not in self.merging]
 
-    def _due_at(self, p: int, view: View) -> int:
-        return due_at(p, self.fragment_count, view.sync_every, view.state.fragments[p].sync_every)
+    def _due_at(self, p: int, view: View) -> float:
+        """Unsettled steps at which it is due: later by what the pacer put its last round off, so they stay apart."""
+        before = view.state.fragments[p].sync_every
+        return due_at(p, self.fragment_count, view.sync_every, before) + self._put_off.get(p, 0.0)
 
     def _grace_s(self, view: View) -> float:
         kth_s = view.roster.kth_step_s(view.quorum)

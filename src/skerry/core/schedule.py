@@ -13,6 +13,7 @@ from typing import NamedTuple
 from skerry.config import Config, Run, Sync
 from skerry.core.facts import Row
 from skerry.core.ledger import MERGED, Ledger
+from skerry.core.state import RunState
 from skerry.core.vocabulary import Stage
 
 
@@ -40,6 +41,16 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
     return ledger.steps / (run.steps * run.learners)
 
 
+def steps_merged(config: Config, fragment_count: int, merges: int) -> int:
+    """Whole inner steps of all learners that so many merges are worth in the warm stage, at the H that it asks for.
+
+    What it is for is that young learners are brought together often enough, so it is counted in versions that the
+    run's fragments have had. Where rounds keep H that is the same as counting steps; where they do not, steps would end
+    it too early.
+    """
+    return merges * sync_every_in(config.sync, "warm") * config.run.learners // fragment_count
+
+
 def stage_at(config: Config, progress: float, steps: int) -> Stage:
     """Warm for so many steps a learner, `steps` being those of all, and never beyond its share; cool at the end."""
     sync = config.sync
@@ -48,6 +59,12 @@ def stage_at(config: Config, progress: float, steps: int) -> Stage:
     if progress < sync.warm_share and steps < sync.warm_steps * config.run.learners:
         return "warm"
     return "cool" if progress > 1 - sync.cool_share else "steady"
+
+
+def stage_of(config: Config, state: RunState) -> Stage:
+    """Of training, as the run stands; its rules say what the warm stage is counted in."""
+    merged = steps_merged(config, len(state.fragments), state.merges)
+    return stage_at(config, state.progress, state.steps if state.created.rules < 2 else merged)
 
 
 def recipe_of(config: Config, stage: Stage | None) -> Recipe:

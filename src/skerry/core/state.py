@@ -41,7 +41,7 @@ class FragmentState(Struct):
     file: str
     digest: bytes
     file_before: str = ""
-    sync_every: int = 0  # H when this version was merged; 0 for genesis
+    sync_every: int = 0  # H that was asked for when this version was merged; 0 for genesis
     merged_in: dict[str, int] = field(default_factory=dict)  # learner -> the version its work was last merged into
 
 
@@ -120,7 +120,7 @@ class RunState(Struct, tag="Fold"):
         self.ledger.book(decision.rows)
         learners = [row.learner for row in decision.rows if row.fate == MERGED]
         at = self._next_version(decision, result.file, result.digest)
-        at.sync_every = decision.sync_every
+        at.sync_every = decision.every
         at.merged_in |= dict.fromkeys(learners, decision.version)
         merged = len(learners)
         self.merges += 1

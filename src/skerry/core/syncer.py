@@ -18,7 +18,6 @@ kept up as it changes (`core/roster.py`). Only the closing goes through everybod
     samples     measurements, to the tape now and then
     open        rounds that are due, as far as the pacer lets            core/rounds.py
     pull, close each open round, by fragment                             core/rounds.py
-    ask ahead   slow learners, before their round opens                  core/rounds.py
     let go      learners that want to leave hand over                    core/rounds.py
     or, once the budget is spent:
     stop, settle, merge, end                                             core/closing.py
@@ -47,6 +46,7 @@ Invariants, and who keeps them:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from skerry.config import Config
@@ -96,7 +96,7 @@ from skerry.core.quorum import quorum_size
 from skerry.core.roster import Roster
 from skerry.core.rounds import Rounds
 from skerry.core.samples import Samples
-from skerry.core.schedule import spent_at, stage_at, sync_every_in
+from skerry.core.schedule import spent_at, stage_of, sync_every_in
 from skerry.core.state import RunState
 from skerry.core.vocabulary import Fate, Refusal, Sight, Stage
 
@@ -119,7 +119,6 @@ class SyncerMachine:
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
         self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the tape says
-        self._is_due_anew = False  # something other than an arrival was taken in since the last look
         self._actions: list[SyncerAction] = []
 
     def __repr__(self) -> str:
@@ -141,7 +140,6 @@ class SyncerMachine:
     def take(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
         """Take one event in; what follows from it alone comes out, in the order in which it is to be carried out."""
         self._pass_time(now)
-        self._is_due_anew |= not isinstance(event, Arrived | PublicationSent)
         match event:
             case Started():
                 for learner, known in sorted(self.state.lives.items()):
@@ -166,10 +164,7 @@ class SyncerMachine:
         return self._ordered()
 
     def look(self, now: float) -> list[SyncerAction]:
-        """Whatever follows from where things stand: open, pull, close, end.
-
-        Which fragments are due follows from reports, merges and time; after arrivals alone that is not looked at.
-        """
+        """Whatever follows from where things stand: open, pull, close, end."""
         self._pass_time(now)
         self._measure_progress()
         if self.state.phase == "closed":
@@ -180,8 +175,7 @@ class SyncerMachine:
         elif self.progress >= 1:
             self._begin_closing()
         else:
-            self._advance_rounds(self._view(), self._is_due_anew)
-        self._is_due_anew = False
+            self._advance_rounds(self._view())
         return self._ordered()
 
     def _ordered(self) -> list[SyncerAction]:
@@ -298,18 +292,15 @@ class SyncerMachine:
         if member.is_stepping and not was_stepping:
             self._witness(member, "stepping")
         self._see(_seen_in(report))
-        if not self.clock.is_running and report.step > 0:
-            self.clock.start()
-            if self.state.phase == "created":
-                self._record(PhaseChanged("training", (), (), 0.0))
+        if report.step > 0:
+            self._begin_training()
         self.rounds.measure_adoption(member, self.state.fragments, self.clock.now)
         fragments = range(len(self.held))
         member.heal(fragments, self.clock.now)
         self._publish(member, fragments)
         if report.state == "left":
             member.disconnect()
-        if self.roster.update(member, self.clock.now):
-            self.rounds.has_become_ready(member)
+        self.roster.update(member, self.clock.now)
 
     # ------------------------------------------------------------------------------------------ contributions
 
@@ -326,8 +317,7 @@ class SyncerMachine:
         reason, harmful = self._verdict(event, c)
         if reason is None and not self.held.has_room(c.fragment, self.rounds.oldest):
             reason = "full"
-            member.pulled_at.pop(c.fragment, None)  # asked again once there is room
-            self.roster.refresh(member, c.fragment, self.clock.now)
+            self.roster.forget(member, c.fragment, self.clock.now)  # asked again once there is room
         if reason is None:
             self._hold(member, c, event.payload_bytes)
             self.samples.arrived(c.learner, c.life, event.payload_bytes, event.payload_s)
@@ -340,11 +330,19 @@ class SyncerMachine:
         held, version = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment].version
         return admission.verdict(c, event.flaw, self._settled(c), held, version)
 
+    def _begin_training(self) -> None:
+        """A step was taken, as a report says or a contribution that overtook it."""
+        if not self.clock.is_running:
+            self.clock.start()
+            if self.state.phase == "created":
+                self._record(PhaseChanged("training", (), (), 0.0))
+
     def _hold(self, member: Member, c: Contribution, payload_bytes: int) -> None:
+        self._begin_training()
         self._see(Seen(c.learner, c.life, c.to_step, c.to_tokens, 0, 0, 0.0))
         self.held.add(c, payload_bytes)
         self._do(Hold(c.learner, c.fragment, c.seq))
-        self.roster.answered(member, c.fragment, self.clock.now)
+        self.roster.answered(member, c.fragment, self.clock.now, c.to_step)
 
     # ------------------------------------------------------------------------------------------ the look
 
@@ -354,21 +352,18 @@ class SyncerMachine:
             elapsed_s=self.clock.elapsed_s,
             stage=self.stage,
             sync_every=self.sync_every,
-            quorum=quorum_size(self.config.sync.quorum, len(self.roster.ready)),
+            quorum=self.quorum,
             roster=self.roster,
             ahead=len(self.ahead),
             held=self.held,
             state=self.state,
         )
 
-    def _advance_rounds(self, view: View, is_due_anew: bool) -> None:
-        if is_due_anew:
-            self.rounds.open_due(view)
+    def _advance_rounds(self, view: View) -> None:
+        self.rounds.open_due(view)
         for p in sorted(self.rounds.open):
             self._pull(self.rounds.pull(p, view))
             self._merge(self.rounds.close(p, view), view)
-        if is_due_anew:
-            self._pull(self.rounds.ask_ahead(view))
         for p in range(len(self.held)) if view.leaving else ():
             self._pull(self.rounds.hand_over(p, view))
             self._merge(self.rounds.close_behind(p, view), view)
@@ -398,7 +393,7 @@ class SyncerMachine:
                 if row.life != self.state.lives[row.learner].life:
                     self._discard(row.learner, row.life, "died")  # the rest of a life that is over
         self._settle(decision.rows)
-        self.rounds.merge_ended(p, self.roster.ready, self.clock.now)
+        self.rounds.merge_ended(decision, self.roster.ready, self.clock.now)
         for member in self.roster:
             self._publish(member, [p])
 
@@ -423,7 +418,18 @@ class SyncerMachine:
         del member.waiting[p]
         member.sending.add(p)
         at = self.state.ledger.settled(member.learner, member.life, p)
-        self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress))
+        order = self._order(member, p, version)
+        self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress, order))
+
+    def _order(self, member: Member, p: int, version: int) -> int:
+        """When its next contribution is due goes out with the version; one that is on its way comes first."""
+        if self.closing is not None or not member.is_training:
+            return 0
+        order = self.rounds.order(member, p, self._view())
+        is_coming = member.learner in self.held[p] or (p in member.asked and member.has_begun(p))
+        if order and not is_coming:
+            self.roster.asked(member, p, self.clock.now, order, version)
+        return order
 
     def _publication_sent(self, event: PublicationSent) -> None:
         member = self.members.get(event.learner)
@@ -440,6 +446,9 @@ class SyncerMachine:
         """The budget is spent: no further rounds, everyone stops, then all that is left is contributed losslessly."""
         self.closing = Closing(self.clock.now, self.config.sync.close_timeout_s)
         self.rounds.abandon()
+        for member in self.roster:
+            for p in [p for p, asked in member.asked.items() if asked.order]:
+                self.roster.forget(member, p, self.clock.now)  # the last work is asked for, losslessly
         files = tuple(f.file for f in self.state.fragments)
         self._record(PhaseChanged("closing", files, self._unwritten_seen(), self.elapsed_s))
         self._advance_closing(self.closing)
@@ -497,12 +506,26 @@ class SyncerMachine:
     @property
     def stage(self) -> Stage:
         """Of training, now."""
-        return stage_at(self.config, self.progress, self.state.steps)
+        return stage_of(self.config, self.state)
 
     @property
     def sync_every(self) -> int:
-        """H now."""
+        """H now: what the configuration says, or what a round takes the K quickest at it where that is longer.
+
+        Asked for sooner, contributions would lie waiting, and those who can keep up would leave the others behind.
+        """
+        taken = self.roster.round_steps(self.quorum)
+        return self.sync_every_configured if taken is None else max(self.sync_every_configured, math.ceil(taken))
+
+    @property
+    def sync_every_configured(self) -> int:
+        """H of this stage."""
         return sync_every_in(self.config.sync, self.stage)
+
+    @property
+    def quorum(self) -> int:
+        """K now."""
+        return quorum_size(self.config.sync.quorum, len(self.roster.ready))
 
     # ------------------------------------------------------------------------------------------ the books
 

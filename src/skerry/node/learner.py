@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ from skerry.core.events import (
     SayHello,
     SendReport,
     Snapshot,
+    Spare,
     Spoiled,
     Taken,
     Told,
@@ -97,7 +98,9 @@ class Work:
     """Everything that waits for the next boundary."""
 
     adoptions: dict[int, Adoption] = field(default_factory=dict)
-    snapshots: set[int] = field(default_factory=set)
+    snapshots: dict[int, int] = field(
+        default_factory=dict
+    )  # fragment -> the step at whose boundary, or after, it is due
     fast_forward: bool = False
     reset_optimizer: bool = False
 
@@ -170,11 +173,13 @@ class LearnerNode:
         self._mailbox: deque[tuple[Boundary | Closing, Brought]] = deque()  # what the training thread did, in order
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
         self._labour = Labour()
+        self._step_count = 0  # training thread only: the machine hears of a step a little later
 
     # ------------------------------------------------------------------------------------------ training thread
 
     def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
-        """Pass a step boundary: adopt what is prepared, take the snapshots that are asked for, go on."""
+        """Pass a step boundary: adopt what is prepared, take the snapshots that are due, go on."""
+        self._step_count += steps
         work = self._take_work()
         for p, adoption in work.adoptions.items():
             self._apply(self.fragments[p], adoption)
@@ -197,17 +202,19 @@ class LearnerNode:
         self._mailbox.append((Closing(limit_s), NOTHING))
 
     def _take_work(self) -> Work:
-        """All that waits, but no blend of a fragment whose last snapshot is still being encoded.
+        """All that is due, but no blend of a fragment whose last snapshot is still being encoded.
 
         What of the drift is outstanding, and so must stay whole, is known only after that.
         """
         with self._lock:
             work, self.work = self.work, Work()
+            for p in [p for p, step in work.snapshots.items() if step > self._step_count]:
+                self.work.snapshots[p] = work.snapshots.pop(p)
             if not work.fast_forward:
                 for p in self._unread & work.adoptions.keys():
                     if work.adoptions[p].towards is not None:
                         self.work.adoptions[p] = work.adoptions.pop(p)
-            self._unread |= work.snapshots
+            self._unread |= work.snapshots.keys()
         return work
 
     def _apply(self, fragment: Fragment, adoption: Adoption) -> None:
@@ -236,8 +243,11 @@ class LearnerNode:
 
     @property
     def has_work(self) -> bool:
-        work = self.work
-        return bool(work.adoptions or work.snapshots or work.fast_forward)
+        """Something is to be done at the next boundary, whether or not it ends a step."""
+        with self._lock:
+            work = self.work
+            is_due = any(step <= self._step_count for step in work.snapshots.values())
+            return bool(work.adoptions or is_due or work.fast_forward)
 
     # ------------------------------------------------------------------------------------------ node thread
 
@@ -301,10 +311,18 @@ class LearnerNode:
             event, brought = self._mailbox.popleft()
             if self.machine is not None:
                 self.handle(event, brought)
-                with self._lock:
-                    self._unread -= brought.snapshots.keys()
+                self._read(brought.snapshots)
             elif isinstance(event, Closing) and self.left is None:
                 self.left = Leave("settled")  # nobody ever welcomed it: there is nothing to hand over
+
+    def _read(self, fragments: Iterable[int]) -> None:
+        """The machine knows of these snapshots now; the next one is due when it says."""
+        assert self.machine is not None
+        with self._lock:
+            for p in fragments:
+                self._unread.discard(p)
+                if (step := self.machine.positions[p].snapshot_at) is not None:
+                    self.work.snapshots[p] = step
 
     def sent(self, fragment: int, seq: int) -> None:
         out = self.outstanding.get(fragment)
@@ -324,7 +342,11 @@ class LearnerNode:
                 self._report()
             case Snapshot():
                 with self._lock:
-                    self.work.snapshots.add(action.fragment)
+                    if action.fragment not in self._unread:  # else the machine does not know yet that one was taken
+                        self.work.snapshots[action.fragment] = action.step
+            case Spare():
+                with self._lock:
+                    self.work.snapshots.pop(action.fragment, None)
             case Contribute():
                 began = self.clock()
                 outcome = self._contribute(action, brought.snapshots[action.fragment])

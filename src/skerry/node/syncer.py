@@ -360,6 +360,7 @@ class SyncerNode:
             settled_seq=action.settled_seq if is_last else 0,  # what is settled is only in the newest
             settled_step=action.settled_step if is_last else 0,
             progress=action.progress,
+            order=action.order if is_last else 0,
         )
         tag = (action.fragment, version) if is_last else None
         self.outbox.send(action.learner, action.life, message, delta.payload, tag)

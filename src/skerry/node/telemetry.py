@@ -12,9 +12,11 @@ from skerry import config as configs
 from skerry.core.ledger import Totals
 from skerry.core.messages import Report
 from skerry.core.quorum import quorum_size
-from skerry.core.schedule import stage_at, sync_every_in
+from skerry.core.schedule import stage_of, sync_every_in
 from skerry.core.state import RunState
 from skerry.core.syncer import SyncerMachine
+
+BEHIND_NAMED = 3  # learners that are called by name
 
 
 def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -> dict[str, Any]:
@@ -24,6 +26,10 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "elapsed_s": machine.elapsed_s,
         "rounds_open": len(machine.rounds.open),
         "waiting": machine.waiting,
+        "sync_every": machine.sync_every,
+        "sync_every_configured": machine.sync_every_configured,
+        "sync_every_reached": machine.rounds.reached or 0.0,
+        "behind": _behind(machine),
         "quorum": quorum_size(machine.config.sync.quorum, ready),
         "ready": ready,
         "refused": dict(sorted(machine.refused.items())),
@@ -52,7 +58,7 @@ def recorded(state: RunState, wall: float) -> dict[str, Any]:
 
 
 def _run(state: RunState, config: configs.Config, wall: float) -> dict[str, Any]:
-    stage = stage_at(config, state.progress, state.steps)
+    stage = stage_of(config, state)
     run = config.run
     budget = {"minutes": run.minutes, "tokens": run.tokens, "steps": run.steps * run.learners}
     return {
@@ -90,6 +96,7 @@ def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
         "tokens_per_s": _rate(machine, name),
         "step_s": member.step_s or 0.0,
         "step_gap_s_max": report.step_gap_s_max if report else 0.0,
+        "round_steps": member.round_steps or 0.0,  # from a snapshot to the version that has it
         "unmerged_steps": _unmerged_steps(report) if report else 0,
         "unsettled_tokens": _unsettled_tokens(report) if report else 0,
         "loss": report.loss if report else 0.0,
@@ -98,6 +105,21 @@ def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
         "bytes_down": report.bytes_down if report else 0,
         "heard_s": machine.clock.now - member.reported_at if report else None,  # since its last report
     }
+
+
+def _behind(machine: SyncerMachine) -> str:
+    """Who cannot keep the configured H, in one sentence; empty where everyone can."""
+    every = machine.sync_every_configured
+    slow = {name: m.round_steps for name, m in machine.roster.ready.items() if (m.round_steps or 0.0) > every}
+    if not slow:
+        return ""
+    worst = sorted(slow, key=lambda name: (-(slow[name] or 0.0), name))[:BEHIND_NAMED]
+    named = ", ".join(f"{name} ({slow[name]:.0f} steps)" for name in worst)
+    more = f" and {len(slow) - len(worst)} more" if len(slow) > len(worst) else ""
+    return (
+        f"a round takes longer than H = {every} for {named}{more}: their links, or this syncer, cannot carry it; "
+        f"H = {machine.sync_every} is asked for"
+    )
 
 
 def _unmerged_steps(report: Report) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from skerry.core.facts import Decision, Row
 from skerry.core.ledger import MERGED
+from skerry.core.vocabulary import STAGES
 from skerry.run.tally import Tally, back_at, end_of
 
 
@@ -56,6 +57,7 @@ def summarise(
         },
         "contributors_mean": _mean([len(d.parts) for d in decisions]),
         "sync_every_effective": _mean([_steps_max(d) for d in decisions if d.stage in ("steady", "cool")]),
+        "stages": {stage: _stage([d for d in decisions if d.stage == stage]) for stage in STAGES},
         "goodput": t.merged / per / capacity if capacity else 0.0,
         "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
         "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.merges)), default=0.0),
@@ -121,6 +123,17 @@ def _learner(t: Tally, name: str, speed: float) -> dict[str, Any]:
         "weight_share": sum(weight for _, weight in mine) / total if total else 0.0,
         "tokens_merged": _share(sum(row.tokens for row, _ in mine), t.fragment_count),
         "step_gap_s_max": max(s.step_gap_s_max for s in t.seen.values() if s.learner == name),
+    }
+
+
+def _stage(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """How the rounds of a stage went: H as it was asked for and as it turned out, and who was in."""
+    return {
+        "merges": len(decisions),
+        "contributors_mean": _mean([len(d.parts) for d in decisions]),
+        "sync_every": decisions[0].sync_every if decisions else 0,
+        "sync_every_asked": _mean([d.every for d in decisions]),
+        "sync_every_reached": _mean([_steps_max(d) for d in decisions]),
     }
 
 

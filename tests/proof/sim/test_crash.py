@@ -19,7 +19,7 @@ from skerry.proof.sim.world import World
 def small(record: str) -> Scenario:
     """Two learners, two fragments, a dozen merges, a new tape segment and a collection every few commits."""
     config = configs.Config(
-        run=configs.Run(learners=2, steps=12),
+        run=configs.Run(learners=2, steps=16),
         sync=configs.Sync(num_fragments=2, sync_every=4, fragment_sync_delay=1, policy="fixed", close_timeout_s=20.0),
         store=configs.Store(segment_bytes=3_000, record=record),
     )

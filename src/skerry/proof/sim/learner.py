@@ -6,20 +6,23 @@ moment, while the node is at a message.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from skerry.algo.fragments import Fragment
-from skerry.core.events import LearnerEvent, Ticked
-from skerry.core.messages import FULL
+from skerry.core.events import LearnerEvent, Ticked, Told, Unlinked
+from skerry.core.messages import FULL, Publication, Pull, Stop
 from skerry.core.vocabulary import GivenUp
 from skerry.node.driver import LearnerDriver
 from skerry.node.learner import Outstanding, Pending
 from skerry.proof.sim.algebra import SPOILED
 from skerry.proof.sim.network import SimEndpoint, SimLink
 from skerry.wire.frames import learner_dialect
-from skerry.wire.transport import WireEvent
+from skerry.wire.transport import Received, WireEvent
 
 if TYPE_CHECKING:
     from skerry.proof.sim.world import World
@@ -57,6 +60,9 @@ class LearnerProcess:
         self.kept: list[Any] = [0] * count  # and what of it is outstanding
         self.last_seq = [0] * count
         self.settled_seq = [0] * count
+        self.is_pulled = [False] * count  # since its last contribution
+        self.is_ordered = [False] * count  # on the link that it has
+        self.is_stopped = False
         self.low = [(FULL, 0)] * count
         self.is_known = False
         world.at(0.0, self.dial)
@@ -70,6 +76,7 @@ class LearnerProcess:
 
     def read(self, fragment: Fragment) -> Pending:
         p = fragment.index
+        self.world.oracle.taking(self, p)
         value = self.world.copy(self.values[p])
         self.taken[p], self.is_taken_whole[p] = value - self.node.applied[p].base, True
         return lambda: value
@@ -156,9 +163,21 @@ class LearnerProcess:
     def event_came(self, event: LearnerEvent) -> None:
         self.world.tell(self.node.process, ">", event)
         self.world.events += not isinstance(event, Ticked)
+        match event:
+            case Told(message=Pull() as pull):
+                self.is_pulled[pull.fragment] = True
+            case Told(message=Publication() as publication):
+                self.is_ordered[publication.fragment] |= publication.order > 0
+            case Told(message=Stop()):
+                self.is_stopped = True
+            case Unlinked():
+                self.is_ordered = [False] * len(self.is_ordered)
 
     def contributed(self, out: Outstanding) -> None:
         self.world.oracle.said_by(self, out)
+        p = out.contribution.fragment
+        self.world.saw["contributed by order"] += not self.is_pulled[p]
+        self.is_pulled[p] = False
 
     def settled(self, p: int, seq: int) -> None:
         """A contribution left the drift: what it said is taken out, what the codec could not say stays."""
@@ -182,6 +201,8 @@ class LearnerProcess:
 
     def take(self, event: WireEvent) -> None:
         """What the wire brings; now and then the training thread passes boundaries that the node does not know yet."""
+        if self.name in self.world.scenario.older:
+            event = _without_order(event)
         if self.world.random.random() < 0.2:
             self.driver.uplink.take(event)
         else:
@@ -230,3 +251,10 @@ class LearnerProcess:
         if self.link is not None:
             link, self.link = self.link, None
             self.world.at(1.0, link.cut)
+
+
+def _without_order(event: WireEvent) -> WireEvent:
+    """As an older version reads it: what it does not know of is not there."""
+    if isinstance(event, Received) and isinstance(event.message, Publication):
+        return dataclasses.replace(event, message=msgspec.structs.replace(event.message, order=0))
+    return event

@@ -205,6 +205,12 @@ class Oracle:
             for p in range(len(machine.positions)):
                 self._weigh(process, p)
 
+    def taking(self, process: LearnerProcess, p: int) -> None:
+        """A snapshot is about to be taken: somebody wants it now, and did not on another link or before the end."""
+        if not process.is_pulled[p]:
+            need(process.is_ordered[p], "I17 orders end with their link", f"{process.name} contributes to {p} unasked")
+            need(not process.is_stopped, "I17 orders end with the run", f"{process.name} contributes to {p} unasked")
+
     def said_by(self, process: LearnerProcess, out: Outstanding) -> None:
         """A new contribution: remember what it says; the one before it has its fate."""
         c, p = out.contribution, out.contribution.fragment

@@ -7,6 +7,7 @@ only two things do.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -41,6 +42,7 @@ CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 INT2_SHARE = 0.2  # of the seeds, each way
 TURNS_S = (0.0, 0.02, 0.1, 0.5)
 LATE_SHARE = 0.35  # of the seeds: merges and inspections take time, and overtake each other
+OLDER_SHARE = 1 / 3  # of worlds in which half of the learners are older
 NARROW_SHARE = 0.35  # of the seeds: the window has room for one fragment, and what is sent takes its time to leave
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
@@ -61,6 +63,7 @@ class Scenario:
     window_bytes: int = WINDOW_BYTES  # on their way to a learner; 1: a fragment at a time
     leave_s: float = 0.0  # how long a payload takes at most to leave, beyond what it takes to arrive
     work_s: float = 0.0  # what a merge or an inspection takes, on average; 0: it is carried out at once
+    older: frozenset[str] = frozenset()  # learners of a version that knows no orders: they wait for pulls
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ def draw(seed: int) -> Scenario:
         work_s=work_s,
         window_bytes=window_bytes,
         leave_s=leave_s,
+        older=_some_older(names, seed),
     )
 
 
@@ -113,6 +117,11 @@ def _narrow_window(seed: int) -> tuple[int, float, int]:
     r = random.Random(f"window {seed}")
     is_narrow = r.random() < NARROW_SHARE
     return (1, r.choice([0.0, 1.0, 3.0]), r.choice([1, 1, 2])) if is_narrow else (WINDOW_BYTES, 0.0, 4)
+
+
+def _some_older(names: Sequence[str], seed: int) -> frozenset[str]:
+    r = random.Random(f"older {seed}")
+    return frozenset(name for name in names if r.random() < 0.5) if r.random() < OLDER_SHARE else frozenset()
 
 
 def _config(r: random.Random, step_s: dict[str, float], run_s: float) -> configs.Config:

@@ -25,6 +25,7 @@ RARE = (
     "late contribution carried over",
     "several events in one turn",
     "report replaced by a newer one",
+    "contributed by order",
     "rejoined in a new life",
     "rejoined in mid-round",
     "crash between file and commit record",
