@@ -72,7 +72,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Merge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rule: Literal["rda", "mean", "consensus"] = "rda"  # embeddings are always averaged
-    threads: int = 2  # of the syncer that look at contributions, merge, hash and write; a merge has one
+    threads: int = 4  # of the syncer: look at contributions, merge, hash, write; no more than it has cores; one a merge
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,5 +1,7 @@
 """Work that takes its time: what the syncer's node does while merges and inspections are under way, and as they end."""
 
+import queue
+
 import msgspec
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ class ByHand:
     def __init__(self):
         self._ended, self.merges = [], []
 
-    def submit(self, work):
+    def submit(self, work, is_short=False):
         ended = work()
         (self.merges if isinstance(ended, Version) else self._ended).append(ended)
 
@@ -41,15 +43,17 @@ class InStep(Workers):
     """Real threads, and a node that waits for them: as fast as none, so that the course of a run is the same."""
 
     def __init__(self, count):
-        super().__init__(count, lambda: None)
-        self._futures = []
+        self._begun, self._done = 0, queue.SimpleQueue()
+        super().__init__(count, lambda: self._done.put(None))
 
-    def submit(self, work):
-        self._futures.append(self._executor.submit(self._carry_out, work))
+    def submit(self, work, is_short=False):
+        self._begun += 1
+        super().submit(work, is_short)
 
     def ended(self):
-        while self._futures:
-            self._futures.pop().result()
+        for _ in range(self._begun):
+            self._done.get(timeout=60)
+        self._begun = 0
         return super().ended()
 
 
@@ -140,7 +144,7 @@ def test_a_contribution_is_counted_until_it_was_looked_at(tmp_path, monkeypatch)
     with Pair(tmp_path / "run", config_of()) as pair:
         waiting = []
         monkeypatch.setattr(pair.syncer, "pool", AtOnce())
-        monkeypatch.setattr(pair.syncer.pool, "submit", waiting.append)
+        monkeypatch.setattr(pair.syncer.pool, "submit", lambda work, is_short=False: waiting.append(work))
         pair.join("a")
         pair.until(lambda: waiting)
         assert pair.syncer.unseen_bytes > 0

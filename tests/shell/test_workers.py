@@ -34,6 +34,17 @@ def test_pieces_run_side_by_side_and_end_in_any_order():
     hands.workers.close()
 
 
+def test_what_is_short_goes_first():
+    hands, gate = Hands(1), threading.Event()
+    hands.workers.submit(lambda: gate.wait(WAIT_S) and "under way")
+    hands.workers.submit(lambda: "long")
+    hands.workers.submit(lambda: "short", is_short=True)
+    gate.set()
+    hands.wait(3)
+    assert hands.workers.ended() in (["under way", "short", "long"], ["short", "under way", "long"])
+    hands.workers.close()
+
+
 def test_what_fails_is_raised_where_it_is_taken_in():
     def fail():
         raise StoreError("the disk is full")
@@ -59,6 +70,8 @@ def test_closing_drops_what_has_not_begun_and_waits_for_what_has():
     assert begun.wait(WAIT_S)
     closing = threading.Thread(target=hands.workers.close)
     closing.start()
+    while not hands.workers.is_closed:
+        assert closing.is_alive()
     gate.set()
     closing.join(WAIT_S)
     assert not closing.is_alive() and done == ["slow"]

@@ -171,7 +171,7 @@ class SyncerNode:
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: its values are looked at before the machine decides on it."""
         self.unseen_bytes += len(payload)
-        self.pool.submit(partial(self._inspect, c, payload, payload_s))
+        self.pool.submit(partial(self._inspect, c, payload, payload_s), is_short=True)
         self.finish(now)
 
     @property

@@ -19,8 +19,8 @@ Ended = TypeVar("Ended")
 
 
 class Pool(Protocol[Ended]):
-    def submit(self, work: Callable[[], Ended]) -> None:
-        """Have it carried out, now or later, here or elsewhere."""
+    def submit(self, work: Callable[[], Ended], is_short: bool = False) -> None:
+        """Have it carried out, now or later, here or elsewhere; what is short may go before what is not."""
 
     def ended(self) -> list[Ended]:
         """What has ended since the last call, without waiting; raises what a piece of work raised."""
@@ -32,7 +32,7 @@ class AtOnce(Generic[Ended]):
     def __init__(self) -> None:
         self._ended: list[Ended] = []
 
-    def submit(self, work: Callable[[], Ended]) -> None:
+    def submit(self, work: Callable[[], Ended], is_short: bool = False) -> None:
         self._ended.append(work())
 
     def ended(self) -> list[Ended]:

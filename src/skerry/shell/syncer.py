@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from skerry.wire.transport import Inbox
 
 TICK_S = 0.02
 STATUS_S = 0.5
+SWITCH_S = 0.0005  # workers need the GIL often and briefly: with Python's 5 ms they would wait longer than they work
 FAREWELL_S = 3.0  # for learners to take in the last message before this process ends
 
 log = logging.getLogger("skerry.syncer")
@@ -41,7 +43,9 @@ class SyncerShell:
         self.root = store.root
         self.learners = Learners()
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic)
-        self.workers = self.node.pool = Workers[Work](self.node.config.merge.threads, self._wake)
+        sys.setswitchinterval(SWITCH_S)
+        threads = min(self.node.config.merge.threads, max(2, len(os.sched_getaffinity(0))))
+        self.workers = self.node.pool = Workers[Work](threads, self._wake)
         self.driver = SyncerDriver(self.node, self.learners, time.monotonic)
         wire = self.node.config.wire
         self.server = self.learners.endpoint = Server(

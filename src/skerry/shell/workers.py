@@ -1,29 +1,40 @@
 """The threads that do the syncer's slow work: kernels, hashes and the disk let go of the GIL, so they run side by side.
 
-What has ended waits in a queue for the deciding thread, which `wake` calls when there is something. Nothing here is
-bounded: a fragment merges once at a time, and the shell takes in no contributions while too many wait.
+What is short goes first: a merge takes as long as dozens of looks at contributions, and what is decided next hangs on
+those. What has ended waits in a queue for the deciding thread, which `wake` calls when there is something. Nothing here
+is bounded: a fragment merges once at a time, and the shell takes in no contributions while too many wait.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import PriorityQueue
 from typing import Generic
 
 from skerry.node.work import Ended
+
+SHORT, LONG, LAST = range(3)  # in this order
 
 
 class Workers(Generic[Ended]):
     """A `Pool` of `count` threads; `wake` is called on one of them after each piece of work."""
 
     def __init__(self, count: int, wake: Callable[[], None]) -> None:
-        self._executor = ThreadPoolExecutor(count, "skerry-worker")
         self._wake = wake
+        self._waiting: PriorityQueue[tuple[int, int, Callable[[], Ended] | None]] = PriorityQueue()
+        self._numbers = itertools.count()  # in which they were submitted
         self._ended: deque[Ended | _Failed] = deque()
+        self.is_closed = False
+        self._threads = [threading.Thread(target=self._run, name=f"skerry-worker_{n}") for n in range(count)]
+        for thread in self._threads:
+            thread.daemon = True  # whoever fails to close them does not wait for them
+            thread.start()
 
-    def submit(self, work: Callable[[], Ended]) -> None:
-        self._executor.submit(self._carry_out, work)
+    def submit(self, work: Callable[[], Ended], is_short: bool = False) -> None:
+        self._waiting.put((SHORT if is_short else LONG, next(self._numbers), work))
 
     def ended(self) -> list[Ended]:
         taken: list[Ended] = []
@@ -36,7 +47,16 @@ class Workers(Generic[Ended]):
 
     def close(self) -> None:
         """Drop what has not begun and wait for the rest: a thread cannot be broken off in the middle of a write."""
-        self._executor.shutdown(cancel_futures=True)
+        self.is_closed = True
+        for _ in self._threads:
+            self._waiting.put((LAST, next(self._numbers), None))
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()[2]) is not None:
+            if not self.is_closed:
+                self._carry_out(work)
 
     def _carry_out(self, work: Callable[[], Ended]) -> None:
         try:

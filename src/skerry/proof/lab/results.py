@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
-from skerry.config import Config
+from skerry.config import Config, Merge
 from skerry.errors import StudyError
 from skerry.proof.lab.study import Job, Result, Setting, deciding, digest
+from skerry.run.delays import NONE
 
 RESULTS = "results.jsonl"
 BEGINNING = b'{"key":'  # of a result's line: what begins otherwise is somebody else's, and stays
@@ -143,11 +145,13 @@ def _key_today(result: Result) -> str:
 
 
 def _tables_today(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All it was run with, the keys that came later at their defaults."""
+    """All it was run with, the keys that came later at their defaults; so is one that decided nothing."""
     try:
         config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
     except msgspec.ValidationError as error:
         raise OutdatedError(f"today's configuration refuses its own: {error}") from None
+    if setting.delays == NONE:  # merges take no time, whoever computes them
+        config = replace(config, merge=replace(config.merge, threads=Merge().threads))
     return msgspec.to_builtins(config), msgspec.to_builtins(setting)
 
 

@@ -44,7 +44,7 @@ class LateWork:
         self._submitted = 0
         self._newest = 0  # of those that have ended
 
-    def submit(self, work: Callable[[], Work]) -> None:
+    def submit(self, work: Callable[[], Work], is_short: bool = False) -> None:
         self._submitted += 1
         number = self._submitted
         self._later(lambda: self._carry_out(number, work))

@@ -30,7 +30,7 @@ class TimedWorkers:
         self._computed: list[Work] = []  # merges that wait for a commit
         self._is_committing = False
 
-    def submit(self, work: Callable[[], Work]) -> None:
+    def submit(self, work: Callable[[], Work], is_short: bool = False) -> None:
         done, now = work(), self._timeline.now
         self._free_at.sort()
         self._free_at[0] = max(now, self._free_at[0]) + self._takes_s(done)
