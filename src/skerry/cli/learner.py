@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import fetch_config, join_timeout, learner_name
 from skerry.shell.signals import end_with, until_signalled
+
+SWITCH_S = 0.001  # the node thread needs the GIL often and briefly beside the loop, and a round waits for it
 
 log = logging.getLogger("skerry.learner")
 
@@ -37,6 +40,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
+    sys.setswitchinterval(SWITCH_S)
     if overrides:
         raise Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
     if not options.syncer:
