@@ -5,7 +5,6 @@ import pytest
 from node.pair import STEP_S, Pair, config_of
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Tensor
-from skerry.core.schedule import rounds_open_max
 from skerry.node.syncer import COMMITS_PER_COLLECT
 from skerry.plan import needs
 from skerry.plan.bandwidth import periods
@@ -43,8 +42,7 @@ def started(tmp_path):
 @pytest.mark.parametrize("learner", [{}, {"residual": "theta"}, {"adopt": "overwrite"}])
 def test_a_learners_arrays(started, learner):
     pair, config = started(learner=learner)
-    rounds = rounds_open_max(2, 4, 4)
-    told = needs.learner_memory(config, sizes(pair), rounds, burst=1)
+    told = needs.learner_memory(config, sizes(pair), rounds=3, burst=1)
     for loop in pair.loops.values():
         node = loop.node
         assert bytes_in(*node.bases) == told["bases"]

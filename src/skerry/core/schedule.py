@@ -144,11 +144,6 @@ def pace_s(step_s: Sequence[float], quorum: int) -> float | None:
     return min(quorum / sum(1 / each for each in fastest), 2 * fastest[0])
 
 
-def rounds_open_max(delay: int, fragment_count: int, sync_every: int) -> int:
-    """At most ceil(tau P / H) + 1 rounds are open: those that fit under tau steps, and one."""
-    return math.ceil(delay * fragment_count / sync_every) + 1
-
-
 class Pacer:
     """An allowance of openings: grows by P/H per step that H counts, at most 2 max(1, P/H)."""
 

@@ -45,7 +45,7 @@ from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Layout, split
 from skerry.config import Config
 from skerry.core.quorum import grace_s, quorum_size
-from skerry.core.schedule import pace_s, rounds_open_max
+from skerry.core.schedule import pace_s
 from skerry.plan.bandwidth import Period
 from skerry.run.delays import MEASURED, Delays
 
@@ -192,7 +192,7 @@ def stretch(plan: RunPlan, sizes: Sequence[int], period: Period) -> Stretch:
         behind = 32 * sum(sizes) / rate / period_s if cycle_s > period_s * (1 + 1e-9) else 0.0
         fits, load = sync_s <= sync.fragment_sync_delay * island.step_s, cycle_s / bounds["steps"]
         syncs.append(Sync(island, round_.up / rate, round_.down / rate, sync_s, fits, load, cycle_s, round_s, behind))
-    rounds = rounds_open_max(sync.fragment_sync_delay, count, period.sync_every)
+    rounds = min(count, math.ceil(count * max(rounds_s) / period_s) + round_.burst)  # on their way at once
     return Stretch(period, round_.burst, rounds, window, bounds, tuple(syncs))
 
 
