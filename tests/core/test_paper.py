@@ -463,6 +463,22 @@ def test_design_a_link_that_is_slow_may_have_every_fragment_on_its_way():
     assert open_at[:8] == list(range(1, 9)) and open_at[-1] == 8
 
 
+def test_design_h_follows_what_rounds_take_and_whether_merges_stand_in_line():
+    """A round takes the K quickest 5.5 steps where 4 are configured; with twice as many merges as workers, 11."""
+    desk = Desk(num_fragments=1, sync_every=4, quorum=1)
+    desk.ready("a")
+    assert desk.machine.sync_every == 4
+    member = desk.machine.members["a"]
+    member.round_steps = 5.5
+    desk.machine.roster.update(member, desk.now)
+    assert desk.machine.sync_every == 6
+    desk.machine.rounds.under_way = 2.0 * desk.config.merge.threads
+    assert desk.machine.sync_every == 11
+    member.round_steps = 1.0
+    desk.machine.roster.update(member, desk.now)
+    assert desk.machine.sync_every == 4, "never shorter than what is configured"
+
+
 def test_design_the_fastest_may_lead_by_2h():
     """K = 3, one fast learner: due when it has 2H unsettled steps and two others at least one."""
     desk = Desk(num_fragments=1, sync_every=4, quorum=3)

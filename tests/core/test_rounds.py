@@ -152,6 +152,15 @@ def test_what_the_pacer_put_off_stays_apart():
     assert (first, second) == (2, 6), "due at 2 and at 4 steps, and the second two later"
 
 
+def test_how_many_merges_are_under_way_is_an_average_that_moves_slowly():
+    rounds = rounds_of()
+    for _ in range(400):
+        rounds.merge_began(0)
+        rounds.merge_began(1)
+        rounds.merging.clear()
+    assert 1.4 < rounds.under_way < 1.6
+
+
 def test_all_that_can_come_is_reason_enough_to_open():
     rounds, a, b = rounds_of(), member("a", step=1), member("b", step=1)
     rounds.open_due(view(a, b, held=holding(contribution("a", to=1))))

@@ -28,6 +28,8 @@ from skerry.core.schedule import Pacer, due_at
 from skerry.core.state import FragmentState
 from skerry.core.vocabulary import Stage
 
+CROWD_WEIGHT = 0.02  # of one more merge in the average: slow, because H follows from it, and it from H
+
 
 @dataclass
 class Round:
@@ -51,6 +53,7 @@ class Rounds:
         self.pacer = Pacer()
         self.quorum_s: float | None = None  # from opening to quorum
         self.sync_s: float | None = None  # from closing to a learner's adoption
+        self.under_way = 0.0  # merges, on average, when another begins
         self.reached: float | None = None  # H as it turns out: steps of the fastest in a merge
         self._put_off: dict[int, float] = {}  # fragment -> steps by which the pacer kept its last round waiting
         self._ripe_at: dict[int, float] = {}  # fragment -> since when the pacer keeps its next one waiting
@@ -181,6 +184,7 @@ class Rounds:
     def merge_began(self, p: int) -> None:
         self.open.pop(p, None)
         self.merging.add(p)
+        self.under_way += CROWD_WEIGHT * (len(self.merging) - self.under_way)
 
     def merge_ended(self, decision: Decision, ready: Iterable[str], now: float) -> None:
         """There is a new version; those who are ready are expected to adopt it."""

@@ -513,9 +513,14 @@ class SyncerMachine:
         """H now: what the configuration says, or what a round takes the K quickest at it where that is longer.
 
         Asked for sooner, contributions would lie waiting, and those who can keep up would leave the others behind.
+        Longer still where merges wait for each other: a little more work in each costs less than the age of work that
+        stands in line.
         """
         taken = self.roster.round_steps(self.quorum)
-        return self.sync_every_configured if taken is None else max(self.sync_every_configured, math.ceil(taken))
+        if taken is None:
+            return self.sync_every_configured
+        crowd = max(1.0, self.rounds.under_way / self.config.merge.threads)
+        return max(self.sync_every_configured, math.ceil(taken * crowd))
 
     @property
     def sync_every_configured(self) -> int:
