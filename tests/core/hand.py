@@ -28,6 +28,7 @@ from skerry.core.events import (
     Record,
     Reported,
     Snapshot,
+    Spare,
     Started,
     Taken,
     Ticked,
@@ -198,7 +199,7 @@ class Bench:
         config = config_of(**sync)
         self.now = 0.0
         self.machine = LearnerMachine("a", config, config.sync.num_fragments)
-        self.snapshots: set[int] = set()
+        self.snapshots: dict[int, int] = {}  # fragment -> the step after which one is due
         self.fast_forward = False
         self.welcome()
         for p in range(config.sync.num_fragments):
@@ -211,7 +212,9 @@ class Bench:
                 seen.append(action)
                 match action:
                     case Snapshot():
-                        self.snapshots.add(action.fragment)
+                        self.snapshots[action.fragment] = action.step
+                    case Spare():
+                        self.snapshots.pop(action.fragment, None)
                     case Adopt():
                         at = action.publication
                         events.append(Prepared(at.fragment, at.version, action.take_out))
@@ -224,8 +227,10 @@ class Bench:
 
     def boundary(self, steps: int = 1, overwritten: tuple[int, ...] = ()) -> list[object]:
         self.now += 1.0
-        taken = tuple(Taken(p, self.machine.positions[p].base_version) for p in sorted(self.snapshots))
-        dropped, self.fast_forward, self.snapshots = self.fast_forward, False, set()
+        due = sorted(p for p, step in self.snapshots.items() if step <= self.machine.step_count + steps)
+        taken = tuple(Taken(p, self.machine.positions[p].base_version) for p in due)
+        dropped, self.fast_forward = self.fast_forward, False
+        self.snapshots = {p: step for p, step in self.snapshots.items() if p not in due}
         passed = Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, dropped, overwritten=overwritten)
         return self.step(passed)
 
@@ -233,11 +238,17 @@ class Bench:
         return self.step(Told(Pull(epoch, self.machine.life, p, settled_seq, lossless, 0.0)))
 
     def publish(
-        self, p: int, version: int, settled_seq: int = 0, settled_step: int = 0, base_version: int | None = None
+        self,
+        p: int,
+        version: int,
+        settled_seq: int = 0,
+        settled_step: int = 0,
+        base_version: int | None = None,
+        order: int = 0,
     ) -> list[object]:
         base = version - 1 if base_version is None else base_version
-        life = self.machine.life
-        return self.step(Told(Publication(1, life, p, version, base, "fp32", b"", settled_seq, settled_step, 0.0)))
+        settled = (settled_seq, settled_step)
+        return self.step(Told(Publication(1, self.machine.life, p, version, base, "fp32", b"", *settled, 0.0, order)))
 
     @property
     def report(self) -> Report:

@@ -37,6 +37,14 @@ def leaves(actions, way):
     return True
 
 
+def test_no_order_stands_once_the_loop_has_ended(bench):
+    """Its syncer would wait for an order to be carried out, instead of asking for what is left."""
+    bench.publish(0, 1, order=4)
+    assert bench.report.positions[0].order == 4 and bench.machine.positions[0].snapshot_at == 4
+    bench.step(Closing())
+    assert bench.report.positions[0].order == 0 and bench.machine.positions[0].snapshot_at is None
+
+
 def test_one_that_leaves_goes_when_its_work_is_settled(bench):
     assert not of(bench.step(Closing()), Leave)
     assert bench.machine.state == "leaving"

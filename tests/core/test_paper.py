@@ -26,6 +26,7 @@ from skerry.core.events import (
     SayHello,
     SendReport,
     Snapshot,
+    Spoiled,
     Ticked,
     Told,
     Unlinked,
@@ -259,6 +260,32 @@ def test_design_connection_loss_does_not_end_a_life():
     bench.welcome()
     assert bench.report.positions[0].outstanding_seq == c.seq
     assert of(bench.pull(0), Resend)
+
+
+def test_design_an_order_is_carried_out_at_its_step_and_ends_with_its_link():
+    """Unasked, when so many steps are unsettled; the version that settles them brings the next."""
+    bench = Bench()
+    bench.publish(0, 1, order=2)
+    assert not of(bench.boundary(), Contribute)
+    c = only(bench.boundary(), Contribute)
+    assert (c.from_step, c.to_step, c.base_version) == (0, 2, 1)
+    bench.boundary()
+    bench.publish(0, 2, settled_seq=c.seq, settled_step=2, order=1)
+    assert only(bench.boundary(), Contribute).from_step == 2, "it was overdue when it came"
+    bench.publish(1, 1, order=1)
+    bench.step(Unlinked())
+    assert not of(bench.boundary(), Contribute)
+
+
+def test_design_an_order_counts_from_a_mark_that_moved():
+    """What a fast-forward gave up is not waited for, and what was ordered is due as many steps later."""
+    bench = Bench()
+    bench.publish(0, 1, order=3)
+    bench.boundary(steps=2)
+    bench.step(Spoiled(1, "w"))
+    bench.boundary()
+    assert not of(bench.boundary(steps=2), Contribute)
+    assert only(bench.boundary(), Contribute).from_step == 3
 
 
 def test_design_stop_is_obeyed_after_the_step():

@@ -287,8 +287,14 @@ class LearnerMachine:
             return None
         if position.is_asked:
             return 0
-        is_stepping = self.state == "training" and not self.is_stop_asked and not self._fast_forwarding
-        return position.mark_step + position.order if position.order and is_stepping else None
+        if not position.order or not self._obeys_orders or self._fast_forwarding:
+            return None
+        return position.mark_step + position.order
+
+    @property
+    def _obeys_orders(self) -> bool:
+        """While it steps; what it has done after that is asked for."""
+        return self.state == "training" and not self.is_stop_asked
 
     def _unlinked(self) -> None:
         self.linked = False
@@ -405,7 +411,7 @@ class LearnerMachine:
                     p.mark_tokens,
                     p.outstanding.seq if p.outstanding else 0,
                     p.want_full,
-                    p.order,
+                    p.order if self._obeys_orders else 0,
                 )
                 for p in self.positions
             ),
