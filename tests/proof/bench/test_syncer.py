@@ -35,7 +35,8 @@ def test_the_counts_of_a_small_run_add_up(measured):
     assert measured.merges <= measured.contributions <= LOAD.learners * measured.merges
     assert measured.merges_per_s_asked == pytest.approx(3 / (2 * 0.05))
     assert measured.steps_per_s_asked == pytest.approx(2 / 0.05)
-    assert (measured.fast_forwards, measured.links_lost, measured.refused) == (0, 0, {})
+    assert (measured.fast_forwards, measured.links_lost) == (0, 0)
+    assert measured.refused.keys() <= {"duplicate"}  # one that was pulled while it was on its way by order comes twice
 
 
 def test_no_more_steps_are_merged_than_were_taken(measured):
