@@ -50,7 +50,7 @@ def test_with_no_open_round_the_first_fragment_of_which_something_is_held_is_let
 
 def test_a_contribution_is_wanted_once_and_only_where_it_fits():
     held = holding(contribution("a", 0), contribution("a", 1), bytes_max=25)
-    assert not held.wants("a", 0, oldest=0) and held.wants("b", 0, oldest=0) and not held.wants("b", 1, oldest=0)
+    assert held.has_room(0, oldest=0) and not held.has_room(1, oldest=0)
     held.drop("a", 1)
-    assert held.wants("b", 1, oldest=0) and not held.is_full
+    assert held.has_room(1, oldest=0) and not held.is_full
     assert repr(held) == "<held [['a'], []] 10 of 25 bytes>"

@@ -134,7 +134,7 @@ def test_without_slack_a_round_waits_for_those_who_come_sooner_than_the_next():
     rounds.quorum_s = rounds.sync_s = 9.0
     a_in = holding(contribution("a"))
     assert rounds.close(0, view(a, b, held=a_in, now=0.5)) is None
-    assert rounds.open[0].waits == "for b, who come sooner than the next round"
+    assert rounds.open[0].waits == "for b, expected before a next round could be"
     close = rounds.close(0, view(a, b, held=a_in, now=1.7))
     assert close is not None and close.reason == "no grace", "a step behind what was expected: it may never come"
 

@@ -53,10 +53,6 @@ class Held:
         """A contribution to p came, held or not: the next will be about as long."""
         self._expected[p] = payload_bytes
 
-    def wants(self, learner: str, p: int, oldest: int | None) -> bool:
-        """Nothing of the learner is held on p, and there is room for it."""
-        return learner not in self._by_fragment[p] and self.has_room(p, oldest)
-
     def has_room(self, p: int, oldest: int | None) -> bool:
         """Within `bytes_max`; one fragment is let in beyond it, else full rounds wait for each other for ever.
 

@@ -138,7 +138,12 @@ class Member:
     def unsettled(self, p: int) -> int:
         """Steps on p that it could still contribute: not settled, and not given up by itself."""
         assert self.report is not None
-        return self.stepped - max(self.settled[p], self.report.positions[p].mark_step)
+        return self.stepped - self._ended(p)
+
+    def _ended(self, p: int) -> int:
+        """The step up to which its work on p has its fate, or was given up by itself."""
+        assert self.report is not None
+        return max(self.settled[p], self.report.positions[p].mark_step)
 
     # ------------------------------------------------------------------------------------------ what it was asked for
 
@@ -156,7 +161,7 @@ class Member:
         asked = self.asked[p]
         if not asked.order or self.report is None or self.step_s is None:
             return asked.at
-        lacking = asked.order - (self.report.step - max(self.settled[p], self.report.positions[p].mark_step))
+        lacking = asked.order - (self.report.step - self._ended(p))
         return max(asked.at, self.reported_at + lacking * self.step_s)
 
     def expected_at(self, p: int) -> float:

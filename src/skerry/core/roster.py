@@ -67,12 +67,11 @@ class Roster:
 
     # ------------------------------------------------------------------------------------------ what has changed
 
-    def update(self, member: Member, now: float) -> bool:
-        """Something about the member may have changed; whether it has become ready by it."""
+    def update(self, member: Member, now: float) -> None:
+        """Something about the member may have changed."""
         learner = member.learner
-        was_ready, is_ready = learner in self.ready, member.is_ready(now, self.stall_s)
         self.members[learner] = member
-        if is_ready:
+        if member.is_ready(now, self.stall_s):
             self.ready[learner] = member
             self._stall_by = min(self._stall_by, member.stalls_at(self.stall_s))
         else:
@@ -83,20 +82,19 @@ class Roster:
             self.leaving.pop(learner, None)
         self._count(member)
         for p in range(len(self.askable)):
-            self._ask_or_not(member, p, now)
-        return is_ready and not was_ready
+            self._sort_in(member, p, now)
 
     def refresh(self, member: Member, p: int, now: float) -> None:
         """Something about the member's fragment may have changed: what is settled, held or asked of it."""
         if (counted := self._counted.get(member.learner)) is not None:
             before, counted.unsettled[p] = counted.unsettled[p], member.unsettled(p)
             self._count_steps(p, before, counted.unsettled[p])
-        self._ask_or_not(member, p, now)
+        self._sort_in(member, p, now)
 
     def asked(self, member: Member, p: int, now: float, order: int = 0, version: int = 0) -> None:
         """It is asked for its work on the fragment, and then not again for a while."""
         member.ask(p, now, order, version)
-        self._ask_or_not(member, p, now)
+        self._sort_in(member, p, now)
         self._wait_for(member, p)
 
     def answered(self, member: Member, p: int, now: float, step: int) -> None:
@@ -112,7 +110,7 @@ class Roster:
     def forget(self, member: Member, p: int, now: float) -> None:
         """Whatever it was asked for on the fragment, it will not bring it by itself."""
         member.asked.pop(p, None)
-        self._ask_or_not(member, p, now)
+        self._sort_in(member, p, now)
 
     def pass_time(self, now: float) -> None:
         """Who has stalled is not ready any more; who did not answer for too long may be asked again."""
@@ -133,7 +131,7 @@ class Roster:
             del self._ask_again_at[learner, p]
             if p in member.asked:
                 member.wait_on(p)  # it may have slowed down since: an order is by steps
-                self._ask_or_not(member, p, now)
+                self._sort_in(member, p, now)
                 if now <= member.asked[p].until:
                     self._wait_for(member, p)
 
@@ -162,7 +160,8 @@ class Roster:
 
     # ------------------------------------------------------------------------------------------ helpers
 
-    def _ask_or_not(self, member: Member, p: int, now: float) -> None:
+    def _sort_in(self, member: Member, p: int, now: float) -> None:
+        """Whether it is awaited on the fragment, and whether it could be asked."""
         learner = member.learner
         if p in member.asked:
             self.awaited[p].add(learner)

@@ -76,14 +76,15 @@ class Rounds:
         self.pacer.grow(view.now, pace_s, self.fragment_count / view.sync_every)
         if len(view.ready) < view.quorum:
             return
-        overdue = {p: self._overdue(p, view) for p in self._idle()}
+        overdue, ripe_at = {p: self._overdue(p, view) for p in self._idle()}, {}
         for _, p in sorted((-by, p) for p, by in overdue.items() if by >= 1):
             if self.pacer.take():
-                waited_s = view.now - self._ripe_at.pop(p, view.now)
+                waited_s = view.now - self._ripe_at.get(p, view.now)
                 self._put_off[p] = min(waited_s / pace_s, view.sync_every) if pace_s else 0.0
                 self.open[p] = Round(view.now, view.stage, view.sync_every)
             else:
-                self._ripe_at.setdefault(p, view.now)
+                ripe_at[p] = self._ripe_at.get(p, view.now)
+        self._ripe_at = ripe_at
 
     def _overdue(self, p: int, view: View) -> float:
         """Steps over those at which a fragment is due: from 1 on it is. So it is once all that can come is here."""
@@ -127,7 +128,7 @@ class Rounds:
         missing = self._missing(p, view) if len(held) >= view.quorum else {}
         verdict = decide(len(held), view.quorum, missing, round_.quorum_at, self._grace_s(view), view.now)
         if verdict.closes and (rest := self._worth_waiting_for(round_, missing, view)):
-            verdict = Verdict(None, f"for {', '.join(rest)}, who come sooner than the next round")
+            verdict = Verdict(None, f"for {', '.join(rest)}, expected before a next round could be")
         round_.waits = verdict.waits
         if verdict.closes is None:
             return None

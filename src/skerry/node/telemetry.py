@@ -11,7 +11,6 @@ from typing import Any
 from skerry import config as configs
 from skerry.core.ledger import Totals
 from skerry.core.messages import Report
-from skerry.core.quorum import quorum_size
 from skerry.core.schedule import stage_of, sync_every_in
 from skerry.core.state import RunState
 from skerry.core.syncer import SyncerMachine
@@ -21,7 +20,6 @@ BEHIND_NAMED = 3  # learners that are called by name
 
 def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -> dict[str, Any]:
     """The syncer's position and each learner's, as numbers and short words."""
-    ready = len(machine.roster.ready)
     return _run(machine.state, machine.config, wall) | {
         "elapsed_s": machine.elapsed_s,
         "rounds_open": len(machine.rounds.open),
@@ -30,8 +28,8 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "sync_every_configured": machine.sync_every_configured,
         "sync_every_reached": machine.rounds.reached or 0.0,
         "behind": _behind(machine),
-        "quorum": quorum_size(machine.config.sync.quorum, ready),
-        "ready": ready,
+        "quorum": machine.quorum,
+        "ready": len(machine.roster.ready),
         "refused": dict(sorted(machine.refused.items())),
         "ahead": dict(sorted(machine.ahead.items())),
         "bytes_in": bytes_in,
