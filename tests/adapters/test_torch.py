@@ -283,7 +283,7 @@ import torch, skerry
 from skerry.algo import kernels
 model = torch.nn.Linear(4, 4)
 skerry.Learner(model, torch.optim.SGD(model.parameters()))
-print([len(kernel.signatures) for kernel in (kernels.encode_int4, kernels.decode_int4)], flush=True)
+print([len(kernel.signatures) for kernel in (kernels.encode, kernels.decode)], flush=True)
 """
 
 

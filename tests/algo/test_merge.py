@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skerry.algo import merge as merging
 from skerry.algo.codecs import CODECS, decode, encode, inspect
 from skerry.algo.fragments import ROW, Fragment, Tensor, layout_of, split
-from skerry.algo.merge import RULES, Held, merge
+from skerry.algo.merge import RULES, Held
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
 every_rule = pytest.mark.parametrize("rule", RULES)
@@ -42,6 +43,10 @@ def hold(fragment: Fragment, delta: np.ndarray, weight: float = 1.0, codec: str 
 def hold_many(fragment: Fragment, weights: list[float], codec: str = "fp32", seed: int = 0) -> list[Held]:
     """Contributions of differing length, as a list in learner-id order."""
     return [hold(fragment, delta_of(fragment, seed + i, 0.1 * (i + 1)), w, codec) for i, w in enumerate(weights)]
+
+
+def merge(rule: str, fragment: Fragment, held: list[Held], threads: int = 1) -> np.ndarray:
+    return decode("fp32", merging.merge(rule, fragment, held, threads=threads))
 
 
 def slow_merge(rule: str, fragment: Fragment, held: list[Held]) -> np.ndarray:
@@ -222,11 +227,21 @@ def test_padding_stays_zero_even_when_a_contribution_fills_it(rule, codec):
 
 
 @every_rule
-def test_writes_into_the_buffer_it_is_handed(rule):
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("gain", [1.0, 0.3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_delta_is_multiplied_by_the_gain_and_then_encoded(rule, codec, gain, threads):
+    fragment = fragment_of(Tensor("a", (33 * ROW + 17,)), Tensor("b", (300,), "embedding"))
+    held = hold_many(fragment, [1.0, 2.0], "int8")
+    expected = encode(codec, np.float32(gain) * merge(rule, fragment, held))
+    assert merging.merge(rule, fragment, held, codec, gain, threads).tobytes() == expected.tobytes()
+
+
+@every_rule
+def test_what_lies_in_the_scratch_does_not_matter(rule):
     held = hold_many(FRAGMENT, [1.0, 2.0])
-    buffer = np.full(FRAGMENT.size, np.nan, np.float32)
-    assert merge(rule, FRAGMENT, held, out=buffer) is buffer
-    assert buffer.tobytes() == merge(rule, FRAGMENT, held).tobytes()
+    scratch = np.full(FRAGMENT.size, np.nan, np.float32)
+    assert merging.merge(rule, FRAGMENT, held, scratch=scratch).tobytes() == merge(rule, FRAGMENT, held).tobytes()
 
 
 def test_what_cannot_be_merged_is_refused():

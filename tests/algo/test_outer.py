@@ -1,90 +1,114 @@
-"""The outer step is torch's SGD, and what is published is what every learner adopts, to the bit."""
+"""The outer step is torch's SGD, done in one pass as if step by step, and what is published is what learners adopt."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.algo.codecs import CODECS, decode
+from algo import slow
+from skerry.algo.codecs import CODECS, decode, encode
 from skerry.algo.fragments import BLOCK, ROW
-from skerry.algo.outer import adopt, outer_step, publish
+from skerry.algo.outer import OUTER_RULES, Advanced, OuterStep, adopt, advance
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
 every_codec = pytest.mark.parametrize("codec", CODECS)
+every_rule = pytest.mark.parametrize("rule", OUTER_RULES)
 SIZE = 2 * ROW + BLOCK
 ZERO = np.zeros(SIZE, np.float32)
+NESTEROV = OuterStep("nesterov", 0.7, 0.9)
 
 
 def gaussian(seed: int, scale: float = 1.0, size: int = SIZE) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
 
 
+def version_before(seed: int = 0, size: int = SIZE) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Θ, b and e."""
+    return gaussian(seed, 1.0, size), gaussian(seed + 1, 0.1, size), gaussian(seed + 2, 1e-3, size)
+
+
+def moved(step: OuterStep, state: tuple[np.ndarray, ...], delta: np.ndarray, codec: str = "fp32") -> Advanced:
+    return advance(step, *state, "fp32", delta.view(np.uint8), codec)
+
+
+def bits(advanced: Advanced) -> list[bytes]:
+    return [array.tobytes() for array in advanced[:4]]
+
+
+def master(advanced: Advanced) -> np.ndarray:
+    return advanced.theta.astype(np.float64) + advanced.error
+
+
+@every_rule
+@every_codec
+@pytest.mark.parametrize("delta_codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("version, delay, restart", [(6, 1, 0), (6, 3, 0), (7, 3, 0), (6, 3, 2), (6, 4, 5)])
+def test_one_pass_gives_the_bits_of_one_operation_after_the_other(rule, codec, delta_codec, version, delay, restart):
+    step = OuterStep(rule, 0.3, 0.9, version, delay, restart)
+    theta, velocity, error = version_before()
+    payload = encode(delta_codec, gaussian(3, 0.01))
+    x, b = slow.outer_step(step, theta, velocity, error, decode(delta_codec, payload))
+    expected = slow.publish(codec, x, theta)
+    ours = advance(step, theta, velocity, error, delta_codec, payload, codec)
+    assert ours.finite and ours.velocity.tobytes() == b.tobytes()
+    assert ours.payload.tobytes() == expected.payload.tobytes()
+    assert ours.theta.tobytes() == expected.theta_new.tobytes()
+    assert ours.error.tobytes() == expected.error_new.tobytes()
+
+
 @pytest.mark.parametrize("rule, lr, momentum", [("nesterov", 0.7, 0.9), ("nesterov", 0.3, 0.5), ("sgd", 0.7, 0.9)])
-def test_follows_torch_sgd_given_minus_the_delta_as_gradient(rule, lr, momentum):
+@pytest.mark.parametrize("codec", ["fp32", "int4"])
+def test_follows_torch_sgd_given_minus_the_delta_as_gradient(rule, lr, momentum, codec):
+    """Whatever learners hold meanwhile: what the codec could not say is not lost."""
     torch = pytest.importorskip("torch")
-    start = gaussian(0)
-    parameter = torch.nn.Parameter(torch.tensor(start))
+    state = (gaussian(0), ZERO, ZERO)
+    parameter = torch.nn.Parameter(torch.tensor(state[0]))
     nesterov = rule == "nesterov"
     optimizer = torch.optim.SGD([parameter], lr=lr, momentum=momentum if nesterov else 0.0, nesterov=nesterov)
-    x, velocity = start, ZERO
     for step in range(5):
         delta = gaussian(step + 1, 0.01)
-        x, velocity = outer_step(rule, lr, momentum, x, ZERO, velocity, delta)
+        advanced = moved(OuterStep(rule, lr, momentum), state, delta, codec)
+        state = advanced[:3]
         parameter.grad = torch.tensor(-delta)
         optimizer.step()
-        np.testing.assert_allclose(x, parameter.detach().numpy(), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("rule", ["nesterov", "sgd"])
-def test_each_operation_is_rounded_as_written(rule):
-    theta, error, velocity, delta = (gaussian(i, s) for i, s in enumerate((1.0, 1e-3, 0.1, 0.01)))
-    eta, mu = np.float32(0.3), np.float32(0.9)
-    x, b = outer_step(rule, 0.3, 0.9, theta, error, velocity, delta)
-    if rule == "nesterov":
-        expected_b = mu * velocity + delta
-        expected_x = (theta + error) + eta * (delta + mu * expected_b)
-    else:
-        expected_b = ZERO
-        expected_x = (theta + error) + eta * delta
-    assert x.dtype == b.dtype == np.float32
-    assert b.tobytes() == expected_b.tobytes() and x.tobytes() == expected_x.tobytes()
+        np.testing.assert_allclose(master(advanced), parameter.detach().numpy(), rtol=2e-6, atol=2e-7)
 
 
 def test_paper_2_plain_averaging_is_outer_sgd_with_rate_one():
     theta = gaussian(0)
     learner = theta + gaussian(1, 0.01)
-    x, _ = outer_step("sgd", 1.0, 0.0, theta, ZERO, ZERO, learner - theta)
-    np.testing.assert_allclose(x, learner, rtol=1e-6, atol=1e-7)
+    advanced = moved(OuterStep("sgd", 1.0, 0.0), (theta, ZERO, ZERO), learner - theta)
+    np.testing.assert_allclose(advanced.theta, learner, rtol=1e-6, atol=1e-7)
 
 
 def test_nesterov_without_momentum_is_sgd():
     theta, delta = gaussian(0), gaussian(1)
-    assert (
-        outer_step("nesterov", 0.7, 0.0, theta, ZERO, gaussian(2), delta)[0].tobytes()
-        == outer_step("sgd", 0.7, 0.0, theta, ZERO, ZERO, delta)[0].tobytes()
-    )
+    ours = moved(OuterStep("nesterov", 0.7, 0.0), (theta, gaussian(2), ZERO), delta)
+    theirs = moved(OuterStep("sgd", 0.7, 0.0), (theta, ZERO, ZERO), delta)
+    assert ours.theta.tobytes() == theirs.theta.tobytes() and ours.error.tobytes() == theirs.error.tobytes()
 
 
 def test_delayed_with_a_delay_of_one_is_nesterov():
-    theirs, ours = (gaussian(0), ZERO), (gaussian(0), ZERO)
+    theirs, ours = ((gaussian(0), ZERO, ZERO) for _ in range(2))
     for version in range(1, 6):
         delta = gaussian(version, 0.01)
-        theirs = outer_step("nesterov", 0.7, 0.9, theirs[0], ZERO, theirs[1], delta)
-        ours = outer_step("delayed", 0.7, 0.9, ours[0], ZERO, ours[1], delta, version=version, delay=1)
+        theirs = moved(NESTEROV, theirs, delta)[:3]
+        ours = moved(OuterStep("delayed", 0.7, 0.9, version, delay=1), ours, delta)[:3]
         assert ours[0].tobytes() == theirs[0].tobytes()
 
 
 def test_delayed_takes_a_momentum_step_with_the_mean_of_each_period():
     delay, eta, mu = 3, 0.7, 0.9
-    x, velocity, slow_x, b = gaussian(0), ZERO, gaussian(0).astype(np.float64), np.zeros(SIZE)
+    state, slow_x, b = (gaussian(0), ZERO, ZERO), gaussian(0).astype(np.float64), np.zeros(SIZE)
     deltas = [gaussian(i + 1, 0.01) for i in range(9)]
     for version, delta in enumerate(deltas, 1):
-        x, velocity = outer_step("delayed", eta, mu, x, ZERO, velocity, delta, version=version, delay=delay)
+        advanced = moved(OuterStep("delayed", eta, mu, version, delay), state, delta)
+        state = advanced[:3]
         slow_x += eta * delta
         if version % delay == 0:
             b = mu * b + np.mean(deltas[version - delay : version], axis=0, dtype=np.float64)
             slow_x += eta * mu * b
-        np.testing.assert_allclose(x, slow_x, rtol=1e-6, atol=2e-6)
+        np.testing.assert_allclose(master(advanced), slow_x, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("rule", ["nesterov", "delayed"])
@@ -92,42 +116,39 @@ def test_a_restart_forgets_the_velocity_at_its_versions_alone(rule):
     theta, velocity, delta = gaussian(0), gaussian(1), gaussian(2)
 
     def step(version: int, restart: int, velocity: np.ndarray = velocity) -> list[bytes]:
-        values = outer_step(rule, 0.7, 0.9, theta, ZERO, velocity, delta, version=version, delay=2, restart=restart)
-        return [array.tobytes() for array in values]
+        return bits(moved(OuterStep(rule, 0.7, 0.9, version, 2, restart), (theta, velocity, ZERO), delta))
 
     assert step(12, 4) == step(12, 0, ZERO) != step(12, 0)
     assert step(11, 4) == step(11, 0) == step(11, 5) != step(11, 0, ZERO)
 
 
 def test_unknown_rule_is_refused_and_inputs_are_left_alone():
-    theta, error, velocity, delta = (gaussian(i) for i in range(4))
-    for array in (theta, error, velocity, delta):
+    state, delta = version_before(), gaussian(3)
+    for array in (*state, delta):
         array.flags.writeable = False
-    outer_step("nesterov", 0.7, 0.9, theta, error, velocity, delta)
+    moved(NESTEROV, state, delta)
     with pytest.raises(ValueError, match="unknown outer rule 'adam', known are nesterov, sgd, delayed"):
-        outer_step("adam", 0.7, 0.9, theta, error, velocity, delta)
+        moved(NESTEROV._replace(rule="adam"), state, delta)
 
 
 @every_codec
 @small
 @given(st.integers(0, 2**31), st.integers(-12, 4))
 def test_what_is_published_is_what_is_adopted(codec, seed, exponent):
-    theta = gaussian(seed)
-    x = theta + gaussian(seed + 1, 10.0**exponent)
-    published = publish(codec, x, theta)
-    assert published.finite
-    assert adopt(codec, published.payload, theta).tobytes() == published.theta_new.tobytes()
-    assert published.theta_new.tobytes() == (theta + decode(codec, published.payload)).tobytes()
-    assert published.error_new.tobytes() == (x - published.theta_new).tobytes()
+    state = version_before(seed)
+    advanced = moved(NESTEROV, state, gaussian(seed + 3, 10.0**exponent), codec)
+    assert advanced.finite
+    assert adopt(codec, advanced.payload, state[0]).tobytes() == advanced.theta.tobytes()
+    assert advanced.theta.tobytes() == (state[0] + decode(codec, advanced.payload)).tobytes()
 
 
 @every_codec
 def test_adopting_from_a_received_buffer_gives_the_same_bits(codec):
-    theta, x = gaussian(0), gaussian(1)
-    published = publish(codec, x, theta)
-    received = np.frombuffer(published.payload.tobytes(), np.uint8)
+    theta, velocity, error = version_before()
+    advanced = moved(NESTEROV, (theta, velocity, error), gaussian(3), codec)
+    received = np.frombuffer(advanced.payload.tobytes(), np.uint8)
     theta.flags.writeable = False
-    assert adopt(codec, received, theta).tobytes() == published.theta_new.tobytes()
+    assert adopt(codec, received, theta).tobytes() == advanced.theta.tobytes()
     with pytest.raises(ValueError, match="payload of"):
         adopt(codec, received[:-1], theta)
 
@@ -135,66 +156,64 @@ def test_adopting_from_a_received_buffer_gives_the_same_bits(codec):
 @every_codec
 def test_the_error_rides_along_until_it_is_said(codec):
     """With nothing new merged, publishing again and again brings Θ to the master value."""
-    master = gaussian(0)
-    theta, error = ZERO, master
+    goal = gaussian(0)
+    state = (ZERO, ZERO, goal)
     for _ in range(120 if codec == "int2" else 12):  # int2 says an outlier bit by bit
-        x, _velocity = outer_step("sgd", 0.7, 0.0, theta, error, ZERO, ZERO)
-        published = publish(codec, x, theta)
-        theta, error = published.theta_new, published.error_new
-    np.testing.assert_allclose(theta, master, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(theta + error, master, rtol=1e-6, atol=1e-7)
+        state = moved(OuterStep("sgd", 0.7, 0.0), state, ZERO, codec)[:3]
+    np.testing.assert_allclose(state[0], goal, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(state[0] + state[2], goal, rtol=1e-6, atol=1e-7)
 
 
 @every_codec
 def test_zero_padding_stays_zero(codec):
     theta, delta = gaussian(0), gaussian(1, 0.1)
     theta[100:BLOCK] = delta[100:BLOCK] = theta[-77:] = delta[-77:] = 0
-    velocity, error = ZERO, ZERO
+    state = (theta, ZERO, ZERO)
     for _ in range(3):
-        x, velocity = outer_step("nesterov", 0.7, 0.9, theta, error, velocity, delta)
-        _, theta, error, _ = publish(codec, x, theta)
-    for state in (theta, error, velocity):
-        assert not state[100:BLOCK].any() and not state[-77:].any()
+        state = moved(NESTEROV, state, delta, codec)[:3]
+    for array in state:
+        assert not array[100:BLOCK].any() and not array[-77:].any()
 
 
 @every_codec
+@every_rule
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["x", "theta"])
-def test_what_is_not_finite_is_flagged(codec, poison, where):
-    theta, x = gaussian(0), gaussian(1)
-    (theta if where == "theta" else x)[ROW + 5] = poison
-    assert not publish(codec, x, theta).finite
+@pytest.mark.parametrize("where", ["theta", "error", "delta"])
+def test_what_is_not_finite_is_flagged(codec, rule, poison, where):
+    theta, velocity, error = version_before()
+    delta = gaussian(3)
+    {"theta": theta, "error": error, "delta": delta}[where][ROW + 5] = poison
+    assert not moved(OuterStep(rule, 0.7, 0.9), (theta, velocity, error), delta, codec).finite
 
 
 @every_codec
 def test_a_difference_that_overflows_is_flagged(codec):
-    theta, x = gaussian(0), gaussian(1)
-    theta[7], x[7] = -3e38, 3e38
-    assert not publish(codec, x, theta).finite
+    theta, delta = gaussian(0), gaussian(1)
+    theta[7], delta[7] = -3e38, 3e38
+    assert not moved(OuterStep("sgd", 2.0, 0.0), (theta, ZERO, ZERO), delta, codec).finite
 
 
 @every_codec
+@every_rule
 @pytest.mark.parametrize("threads", [2, 5])
-def test_any_number_of_threads_gives_the_same_bits(codec, threads):
-    theta, error, velocity, delta = (gaussian(i, size=90 * ROW + BLOCK) for i in range(4))
-    alone = outer_step("nesterov", 0.7, 0.9, theta, error, velocity, delta)
-    many = outer_step("nesterov", 0.7, 0.9, theta, error, velocity, delta, threads=threads)
-    assert [a.tobytes() for a in alone] == [m.tobytes() for m in many]
-    one, more = publish(codec, alone[0], theta), publish(codec, alone[0], theta, threads=threads)
-    assert [a.tobytes() for a in one[:3]] == [m.tobytes() for m in more[:3]] and one.finite == more.finite
-    assert adopt(codec, one.payload, theta, threads=threads).tobytes() == one.theta_new.tobytes()
+def test_any_number_of_threads_gives_the_same_bits(codec, rule, threads):
+    state, delta = version_before(size=90 * ROW + BLOCK), encode("bf16", gaussian(3, size=90 * ROW + BLOCK))
+    step = OuterStep(rule, 0.7, 0.9)
+    alone = advance(step, *state, "bf16", delta, codec)
+    many = advance(step, *state, "bf16", delta, codec, threads)
+    assert bits(alone) == bits(many) and alone.finite and many.finite
+    assert adopt(codec, alone.payload, state[0], threads=threads).tobytes() == alone.theta.tobytes()
 
 
-@pytest.mark.parametrize("rule", ["nesterov", "sgd"])
+@every_rule
 @every_codec
 def test_handed_in_buffers_are_filled_with_the_same_bits(rule, codec):
-    theta, error, velocity, delta = (gaussian(i) for i in range(4))
-    buffers = [np.full(SIZE, np.nan, np.float32) for _ in range(5)]
-    fresh = outer_step(rule, 0.7, 0.9, theta, error, velocity, delta)
-    x, b = outer_step(rule, 0.7, 0.9, theta, error, velocity, delta, out=(buffers[0], buffers[1]))
-    assert x is buffers[0] and b is buffers[1] and [x.tobytes(), b.tobytes()] == [f.tobytes() for f in fresh]
-    published = publish(codec, x, theta, out=(buffers[2], buffers[3]))
-    assert published.theta_new is buffers[2] and published.error_new is buffers[3]
-    assert [a.tobytes() for a in published[:3]] == [a.tobytes() for a in publish(codec, x, theta)[:3]]
-    assert adopt(codec, published.payload, theta, out=buffers[4]) is buffers[4]
-    assert buffers[4].tobytes() == published.theta_new.tobytes()
+    state, delta = version_before(), gaussian(3).view(np.uint8)
+    buffers = [np.full(SIZE, np.nan, np.float32) for _ in range(4)]
+    step = OuterStep(rule, 0.7, 0.9)
+    fresh = advance(step, *state, "fp32", delta, codec)
+    filled = advance(step, *state, "fp32", delta, codec, out=tuple(buffers[:3]))
+    assert all(ours is buffer for ours, buffer in zip(filled[:3], buffers[:3], strict=True))
+    assert bits(filled) == bits(fresh)
+    assert adopt(codec, filled.payload, state[0], out=buffers[3]) is buffers[3]
+    assert buffers[3].tobytes() == filled.theta.tobytes()

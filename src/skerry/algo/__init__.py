@@ -15,10 +15,9 @@ def warm_up() -> None:
     x = fragments.gather(fragment, {"a": np.ones(3, np.float32), "b": np.ones(200, np.float32)})
     zeros = np.zeros_like(x)
     for codec in codecs.CODECS:
-        published = outer.publish(codec, x, zeros)
-        outer.adopt(codec, published.payload, zeros)
-        norms = codecs.inspect(codec, published.payload, fragment).norms
+        payload = codecs.encode(codec, x, np.empty_like(x))
+        outer.adopt(codec, payload, zeros)
+        norms = codecs.inspect(codec, payload, fragment).norms
         for rule in merge.RULES:
-            merge.merge(rule, fragment, [merge.Held(codec, published.payload, 1.0, norms)])
-    for rule in outer.OUTER_RULES:
-        outer.outer_step(rule, 0.7, 0.9, x, zeros, zeros, x)
+            merge.merge(rule, fragment, [merge.Held(codec, payload, 1.0, norms)])
+    outer.advance(outer.OuterStep("nesterov", 0.7, 0.9), x, zeros, zeros, "fp32", x.view(np.uint8), "fp32")

@@ -22,7 +22,7 @@ from skerry.algo.fragments import BLOCK, ROW
 
 Array = npt.NDArray[Any]
 
-LANES = 64  # float64 partial sums a row; must divide BLOCK
+LANES = 64  # float64 partial sums a row; twice as many must divide BLOCK
 HALF = BLOCK // 2
 QUARTER = BLOCK // 4
 ROWS_PER_THREAD_MIN = 16  # below this a thread costs more than it saves
@@ -36,7 +36,10 @@ ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds to the n
 LOW, HIGH, MIDDLE = np.float32(0.4528), np.float32(1.5104), np.float32(0.9816)  # four levels: ±LOW, ±HIGH
 HIGH_OF_3, MIDDLE_OF_3 = np.float32(1.2240), np.float32(0.6120)  # three levels: 0, ±HIGH_OF_3
 
-assert BLOCK % LANES == 0 and ROW % BLOCK == 0
+FP32, BF16, INT8, INT4, INT2 = range(5)  # the codecs' numbers, as kernels know them
+NESTEROV, SGD, DELAYED = range(3)  # and the outer rules'
+
+assert BLOCK % (2 * LANES) == 0 and ROW % BLOCK == 0
 
 
 def over_rows(work: Callable[[int, int], None], row_count: int, threads: int) -> None:
@@ -68,19 +71,31 @@ def check_flat(size: int, *arrays: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def encode_bf16(x: Array, codes: Array) -> None:
+def _encode_bf16(x: Array, codes: Array) -> None:
     """Upper half of the float32 bits, rounded to nearest even; a NaN stays a (quiet) NaN."""
     bits = x.view(np.uint32)
+    if _top_bits(bits) > INFINITY_BITS:  # seldom, and to ask for each element takes twice as long
+        return _encode_bf16_with_nan(bits, codes)
     for j in range(codes.size):
-        word = bits[j]
-        odd = np.uint32((word >> np.uint32(16)) & np.uint32(1))
-        rounded = np.uint32(np.uint32(word + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-        quiet = np.uint32(np.uint32(word >> np.uint32(16)) | np.uint32(0x40))
-        codes[j] = np.uint16(quiet if np.uint32(word & SIGN_OFF) > INFINITY_BITS else rounded)
+        codes[j] = _rounded_half(bits[j])
 
 
 @njit(cache=True, nogil=True)
-def decode_bf16(codes: Array, out: Array) -> None:
+def _encode_bf16_with_nan(bits: Array, codes: Array) -> None:
+    for j in range(codes.size):
+        quiet = np.uint32(np.uint32(bits[j] >> np.uint32(16)) | np.uint32(0x40))
+        is_nan = np.uint32(bits[j] & SIGN_OFF) > INFINITY_BITS
+        codes[j] = np.uint16(quiet) if is_nan else _rounded_half(bits[j])
+
+
+@njit(cache=True, nogil=True)
+def _rounded_half(word: np.uint32) -> np.uint16:
+    odd = np.uint32(np.uint32(word >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(word + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@njit(cache=True, nogil=True)
+def _decode_bf16(codes: Array, out: Array) -> None:
     """The sixteen bits followed by sixteen zeros."""
     bits = out.view(np.uint32)
     for j in range(codes.size):
@@ -88,7 +103,7 @@ def decode_bf16(codes: Array, out: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def encode_int8(x: Array, scales: Array, codes: Array) -> None:
+def _encode_int8(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 127, code = round(x / scale)."""
     bits = x.view(np.uint32)
     for b in range(scales.size):
@@ -104,7 +119,7 @@ def encode_int8(x: Array, scales: Array, codes: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def decode_int8(scales: Array, codes: Array, out: Array) -> None:
+def _decode_int8(scales: Array, codes: Array, out: Array) -> None:
     """x = scale · code."""
     for b in range(scales.size):
         scale = scales[b]
@@ -115,7 +130,7 @@ def decode_int8(scales: Array, codes: Array, out: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def encode_int4(x: Array, scales: Array, codes: Array) -> None:
+def _encode_int4(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 7, code = round(x / scale) + 8; byte j holds elements j (low) and j + 64 (high)."""
     bits = x.view(np.uint32)
     for b in range(scales.size):
@@ -134,7 +149,7 @@ def encode_int4(x: Array, scales: Array, codes: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def decode_int4(scales: Array, codes: Array, out: Array) -> None:
+def _decode_int4(scales: Array, codes: Array, out: Array) -> None:
     """x = scale · (code − 8)."""
     for b in range(scales.size):
         scale = scales[b]
@@ -147,7 +162,7 @@ def decode_int4(scales: Array, codes: Array, out: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def encode_int2(x: Array, scales: Array, codes: Array) -> None:
+def _encode_int2(x: Array, scales: Array, codes: Array) -> None:
     """scale = RMS of what is not zero, code = large + 2 · negative; byte j holds elements j, j + 32, j + 64, j + 96.
 
     Four levels have no zero among them, but zeros must stay zeros, for what lies between tensors is zero. So a block
@@ -174,7 +189,7 @@ def encode_int2(x: Array, scales: Array, codes: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def decode_int2(scales: Array, codes: Array, out: Array) -> None:
+def _decode_int2(scales: Array, codes: Array, out: Array) -> None:
     """x = ± scale · (LOW or HIGH); under a negative scale, 0 or ± |scale| · HIGH_OF_3."""
     for b in range(scales.size):
         scale = scales[b]
@@ -221,13 +236,56 @@ def _block_scale(bits: Array, levels: np.float32) -> tuple[np.float32, np.float3
     return scale, np.float32(1) / scale
 
 
-# Scaled sums: acc ← acc + coefficient[slot] · decoded, over rows [row_lo, row_hi). Each row is decoded into a
-# scratch that stays in the first-level cache.
+# Any payload, by its codec's number and the elements [start, start + count) that are meant, whole blocks of it. The
+# branch is taken once for many elements, so one compiled pass serves every codec.
 
 
 @njit(cache=True, nogil=True)
-def accumulate_fp32(
-    codes: Array,
+def encode(codec: int, x: Array, payload: Array, size: int, start: int) -> None:
+    """Elements [start, start + x.size) of a payload of `size` elements."""
+    stop = start + x.size
+    if codec == FP32:
+        payload[4 * start : 4 * stop].view(np.float32)[:] = x
+    elif codec == BF16:
+        _encode_bf16(x, payload[2 * start : 2 * stop].view(np.uint16))
+    else:
+        codes = 4 * (size // BLOCK)
+        scales = payload[4 * (start // BLOCK) : 4 * (stop // BLOCK)].view(np.float32)
+        if codec == INT8:
+            _encode_int8(x, scales, payload[codes + start : codes + stop].view(np.int8))
+        elif codec == INT4:
+            _encode_int4(x, scales, payload[codes + start // 2 : codes + stop // 2])
+        else:
+            _encode_int2(x, scales, payload[codes + start // 4 : codes + stop // 4])
+
+
+@njit(cache=True, nogil=True)
+def decode(codec: int, payload: Array, size: int, start: int, out: Array) -> None:
+    """Elements [start, start + out.size) of a payload of `size` elements."""
+    stop = start + out.size
+    if codec == FP32:
+        out[:] = payload[4 * start : 4 * stop].view(np.float32)
+    elif codec == BF16:
+        _decode_bf16(payload[2 * start : 2 * stop].view(np.uint16), out)
+    else:
+        codes = 4 * (size // BLOCK)
+        scales = payload[4 * (start // BLOCK) : 4 * (stop // BLOCK)].view(np.float32)
+        if codec == INT8:
+            _decode_int8(scales, payload[codes + start : codes + stop].view(np.int8), out)
+        elif codec == INT4:
+            _decode_int4(scales, payload[codes + start // 2 : codes + stop // 2], out)
+        else:
+            _decode_int2(scales, payload[codes + start // 4 : codes + stop // 4], out)
+
+
+# Passes over rows [row_lo, row_hi) of a fragment. Each row is decoded into a scratch that stays in the first-level
+# cache.
+
+
+@njit(cache=True, nogil=True)
+def accumulate(
+    codec: int,
+    payload: Array,
     row_start: Array,
     row_stop: Array,
     row_slot: Array,
@@ -236,87 +294,12 @@ def accumulate_fp32(
     row_lo: int,
     row_hi: int,
 ) -> None:
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        _add_scaled(coef[row_slot[r]], codes[lo:hi], acc[lo:hi])
-
-
-@njit(cache=True, nogil=True)
-def accumulate_bf16(
-    codes: Array,
-    row_start: Array,
-    row_stop: Array,
-    row_slot: Array,
-    coef: Array,
-    acc: Array,
-    row_lo: int,
-    row_hi: int,
-) -> None:
+    """acc ← acc + coef[slot] · decoded."""
     scratch = np.empty(ROW, np.float32)
     for r in range(row_lo, row_hi):
         lo, hi = row_start[r], row_stop[r]
         row = scratch[: hi - lo]
-        decode_bf16(codes[lo:hi], row)
-        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
-
-
-@njit(cache=True, nogil=True)
-def accumulate_int8(
-    scales: Array,
-    codes: Array,
-    row_start: Array,
-    row_stop: Array,
-    row_slot: Array,
-    coef: Array,
-    acc: Array,
-    row_lo: int,
-    row_hi: int,
-) -> None:
-    scratch = np.empty(ROW, np.float32)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_int8(scales[lo // BLOCK : hi // BLOCK], codes[lo:hi], row)
-        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
-
-
-@njit(cache=True, nogil=True)
-def accumulate_int4(
-    scales: Array,
-    codes: Array,
-    row_start: Array,
-    row_stop: Array,
-    row_slot: Array,
-    coef: Array,
-    acc: Array,
-    row_lo: int,
-    row_hi: int,
-) -> None:
-    scratch = np.empty(ROW, np.float32)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_int4(scales[lo // BLOCK : hi // BLOCK], codes[lo // 2 : hi // 2], row)
-        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
-
-
-@njit(cache=True, nogil=True)
-def accumulate_int2(
-    scales: Array,
-    codes: Array,
-    row_start: Array,
-    row_stop: Array,
-    row_slot: Array,
-    coef: Array,
-    acc: Array,
-    row_lo: int,
-    row_hi: int,
-) -> None:
-    scratch = np.empty(ROW, np.float32)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_int2(scales[lo // BLOCK : hi // BLOCK], codes[lo // 4 : hi // 4], row)
+        decode(codec, payload, acc.size, lo, row)
         _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
 
 
@@ -357,91 +340,69 @@ def weigh_by_agreement(
                 row[j] = agreement * row[j]
 
 
-# Row sums of squares, and the largest magnitude seen, as bits (INFINITY_BITS or more: not all is finite).
+@njit(cache=True, nogil=True)
+def inspect(
+    codec: int,
+    payload: Array,
+    size: int,
+    row_start: Array,
+    row_stop: Array,
+    squares: Array,
+    row_lo: int,
+    row_hi: int,
+) -> np.uint32:
+    """squares[row] ← Σ x²; the largest magnitude seen, as bits (INFINITY_BITS or more: not all is finite)."""
+    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
+    top = np.uint32(0)
+    for r in range(row_lo, row_hi):
+        lo, hi = row_start[r], row_stop[r]
+        row = scratch[: hi - lo]
+        decode(codec, payload, size, lo, row)
+        squares[r] = _sum_of_squares(row, lanes)
+        top = max(top, _top_bits(row.view(np.uint32)))
+    return top
 
 
 @njit(cache=True, nogil=True)
-def inspect_fp32(
-    codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
-) -> np.uint32:
+def squares_of_rows(x: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int) -> None:
+    """squares[row] ← Σ x²."""
     lanes = np.empty(LANES, np.float64)
-    top = np.uint32(0)
     for r in range(row_lo, row_hi):
-        row = codes[row_start[r] : row_stop[r]]
-        squares[r] = _sum_of_squares(row, lanes)
-        top = max(top, top_bits(row.view(np.uint32)))
-    return top
+        squares[r] = _sum_of_squares(x[row_start[r] : row_stop[r]], lanes)
 
 
 @njit(cache=True, nogil=True)
-def inspect_bf16(
-    codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
-) -> np.uint32:
-    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
-    top = np.uint32(0)
+def encode_scaled(
+    codec: int,
+    gain: np.float32,
+    factors: Array,
+    row_start: Array,
+    row_stop: Array,
+    row_slot: Array,
+    x: Array,
+    payload: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    """The payload of gain · (factors[slot] · x)."""
+    scratch = np.empty(ROW, np.float32)
     for r in range(row_lo, row_hi):
         lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_bf16(codes[lo:hi], row)
-        squares[r] = _sum_of_squares(row, lanes)
-        top = max(top, top_bits(row.view(np.uint32)))
-    return top
-
-
-@njit(cache=True, nogil=True)
-def inspect_int8(
-    scales: Array, codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
-) -> np.uint32:
-    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
-    top = np.uint32(0)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_int8(scales[lo // BLOCK : hi // BLOCK], codes[lo:hi], row)
-        squares[r] = _sum_of_squares(row, lanes)
-        top = max(top, top_bits(row.view(np.uint32)))
-    return top
-
-
-@njit(cache=True, nogil=True)
-def inspect_int4(
-    scales: Array, codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
-) -> np.uint32:
-    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
-    top = np.uint32(0)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_int4(scales[lo // BLOCK : hi // BLOCK], codes[lo // 2 : hi // 2], row)
-        squares[r] = _sum_of_squares(row, lanes)
-        top = max(top, top_bits(row.view(np.uint32)))
-    return top
-
-
-@njit(cache=True, nogil=True)
-def inspect_int2(
-    scales: Array, codes: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
-) -> np.uint32:
-    lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
-    top = np.uint32(0)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode_int2(scales[lo // BLOCK : hi // BLOCK], codes[lo // 4 : hi // 4], row)
-        squares[r] = _sum_of_squares(row, lanes)
-        top = max(top, top_bits(row.view(np.uint32)))
-    return top
+        row, values, factor = scratch[: hi - lo], x[lo:hi], factors[row_slot[r]]
+        for j in range(row.size):
+            row[j] = gain * (factor * values[j])
+        encode(codec, row, payload, x.size, lo)
 
 
 @njit(cache=True, nogil=True)
 def _sum_of_squares(row: Array, lanes: Array) -> float:
     """Σ x² in float64: lane k takes elements k, k + LANES, …; then the lanes are added in order."""
     lanes[:] = 0.0
-    for lo in range(0, row.size, LANES):
-        piece = row[lo : lo + LANES]
+    for lo in range(0, row.size, 2 * LANES):  # two at a time, for the lanes lie in memory
+        one, two = row[lo : lo + LANES], row[lo + LANES : lo + 2 * LANES]
         for k in range(LANES):
-            value = np.float64(piece[k])
-            lanes[k] += value * value
+            first, second = np.float64(one[k]), np.float64(two[k])
+            lanes[k] = (lanes[k] + first * first) + second * second
     total = 0.0
     for k in range(LANES):
         total += lanes[k]
@@ -449,68 +410,114 @@ def _sum_of_squares(row: Array, lanes: Array) -> float:
 
 
 @njit(cache=True, nogil=True)
-def top_bits(bits: Array) -> np.uint32:
+def _top_bits(bits: Array) -> np.uint32:
     top = np.uint32(0)
     for j in range(bits.size):
         top = max(top, np.uint32(bits[j] & SIGN_OFF))
     return top
 
 
-@njit(cache=True, nogil=True)
-def scale_rows(
-    factors: Array, row_start: Array, row_stop: Array, row_slot: Array, acc: Array, row_lo: int, row_hi: int
-) -> None:
-    """acc ← factors[slot] · acc over rows [row_lo, row_hi)."""
-    for r in range(row_lo, row_hi):
-        factor = factors[row_slot[r]]
-        row = acc[row_start[r] : row_stop[r]]
-        for j in range(row.size):
-            row[j] = factor * row[j]
-
-
-# Outer steps, elementwise.
+# The outer step and what it publishes, over elements [lo, hi). All that is made on the way stays in cache.
 
 
 @njit(cache=True, nogil=True)
-def nesterov(
-    lr: np.float32,
-    momentum: np.float32,
+def advance(
+    rule: int,
+    rates: Array,
+    delta_codec: int,
+    delta: Array,
     theta: Array,
     error: Array,
     velocity: Array,
-    delta: Array,
-    x: Array,
-    velocity_out: Array,
+    codec: int,
+    payload: Array,
+    theta_new: Array,
+    error_new: Array,
+    velocity_new: Array,
+    lo: int,
+    hi: int,
+) -> np.uint32:
+    """x, b = step(Θ + e, b, Δ);  d = Q(x − Θ), Θ' = Θ + d, e' = x − Θ'; the largest bits of e'."""
+    scratch = np.empty((3, ROW), np.float32)
+    top = np.uint32(0)
+    for start in range(lo, hi, ROW):
+        at = slice(start, min(start + ROW, hi))
+        count = at.stop - start
+        step, x, published = scratch[0, :count], scratch[1, :count], scratch[2, :count]
+        decode(delta_codec, delta, theta.size, start, step)
+        if rule == NESTEROV:
+            _nesterov(rates, theta[at], error[at], velocity[at], step, x, velocity_new[at])
+        elif rule == DELAYED:
+            _delayed(rates, theta[at], error[at], velocity[at], step, x, velocity_new[at])
+        else:
+            _sgd(rates, theta[at], error[at], step, x, velocity_new[at])
+        _subtract(x, theta[at], published)
+        encode(codec, published, payload, theta.size, start)
+        decode(codec, payload, theta.size, start, published)
+        top = max(top, _settle(x, theta[at], published, theta_new[at], error_new[at]))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def adopt(codec: int, payload: Array, theta: Array, theta_new: Array, lo: int, hi: int) -> None:
+    """Θ' = Θ + d."""
+    scratch = np.empty(ROW, np.float32)
+    for start in range(lo, hi, ROW):
+        at = slice(start, min(start + ROW, hi))
+        published = scratch[: at.stop - start]
+        decode(codec, payload, theta.size, start, published)
+        _add(theta[at], published, theta_new[at])
+
+
+@njit(cache=True, nogil=True)
+def _nesterov(
+    rates: Array, theta: Array, error: Array, velocity: Array, delta: Array, x: Array, velocity_new: Array
 ) -> None:
     """b ← μ b + Δ;  x = (Θ + e) + η (Δ + μ b)."""
+    lr, momentum = rates[0], rates[1]
     for j in range(x.size):
         b = momentum * velocity[j] + delta[j]
-        velocity_out[j] = b
+        velocity_new[j] = b
         x[j] = (theta[j] + error[j]) + lr * (delta[j] + momentum * b)
 
 
 @njit(cache=True, nogil=True)
-def delayed(
-    lr: np.float32,
-    share: np.float32,
-    push: np.float32,
-    keep: np.float32,
-    theta: Array,
-    error: Array,
-    velocity: Array,
-    delta: Array,
-    x: Array,
-    velocity_out: Array,
+def _delayed(
+    rates: Array, theta: Array, error: Array, velocity: Array, delta: Array, x: Array, velocity_new: Array
 ) -> None:
     """b ← b + Δ / N;  x = (Θ + e) + η (Δ + push · b);  b ← keep · b."""
+    lr, share, push, keep = rates[0], rates[1], rates[2], rates[3]
     for j in range(x.size):
         b = velocity[j] + share * delta[j]
-        velocity_out[j] = keep * b
+        velocity_new[j] = keep * b
         x[j] = (theta[j] + error[j]) + lr * (delta[j] + push * b)
 
 
 @njit(cache=True, nogil=True)
-def sgd(lr: np.float32, theta: Array, error: Array, delta: Array, x: Array) -> None:
-    """x = (Θ + e) + η Δ."""
+def _sgd(rates: Array, theta: Array, error: Array, delta: Array, x: Array, velocity_new: Array) -> None:
+    """x = (Θ + e) + η Δ;  b ← 0."""
+    lr = rates[0]
     for j in range(x.size):
+        velocity_new[j] = np.float32(0)
         x[j] = (theta[j] + error[j]) + lr * delta[j]
+
+
+@njit(cache=True, nogil=True)
+def _subtract(x: Array, y: Array, out: Array) -> None:
+    for j in range(out.size):
+        out[j] = x[j] - y[j]
+
+
+@njit(cache=True, nogil=True)
+def _add(x: Array, y: Array, out: Array) -> None:
+    for j in range(out.size):
+        out[j] = x[j] + y[j]
+
+
+@njit(cache=True, nogil=True)
+def _settle(x: Array, theta: Array, published: Array, theta_new: Array, error_new: Array) -> np.uint32:
+    """Θ' = Θ + d, e' = x − Θ'; the largest bits of e', which is not finite where Θ' is not."""
+    for j in range(x.size):
+        theta_new[j] = theta[j] + published[j]
+        error_new[j] = x[j] - theta_new[j]
+    return _top_bits(error_new.view(np.uint32))

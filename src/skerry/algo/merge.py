@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skerry.algo import codecs, kernels
-from skerry.algo.codecs import F64
+from skerry.algo.codecs import F64, U8
 from skerry.algo.fragments import F32, I64, ROW, Fragment
 from skerry.algo.kernels import Array, check_flat, frozen, over_rows
 
@@ -32,28 +32,41 @@ class Held(NamedTuple):
     norms: F64  # per slot, from codecs.inspect
 
 
-Rule = Callable[[Fragment, Sequence[Held], F32, int], None]  # (fragment, held, out, threads)
+# (fragment, held, out, threads): fills out, and returns what each slot of it is still to be multiplied by
+Rule = Callable[[Fragment, Sequence[Held], F32, int], F64]
 
 
-def merge(rule: str, fragment: Fragment, held: Sequence[Held], threads: int = 1, out: F32 | None = None) -> F32:
-    """The merged delta of contributions in learner-id order; padding is zero whatever they carried there."""
+def merge(
+    rule: str,
+    fragment: Fragment,
+    held: Sequence[Held],
+    codec: str = "fp32",
+    gain: float = 1.0,
+    threads: int = 1,
+    scratch: F32 | None = None,
+) -> U8:
+    """The payload of gain · the merged delta of contributions in learner-id order, whose padding is left out.
+
+    `scratch` is an array to work in, of the fragment's size, that nobody reads meanwhile.
+    """
     assert held, "a merge needs at least one contribution"
     if rule not in RULES:
         raise ValueError(f"unknown merge rule {rule!r}, known are {', '.join(RULES)}")
-    merged = np.empty(fragment.size, np.float32) if out is None else out
-    check_flat(fragment.size, merged)
-    RULES[rule](fragment, held, merged, threads)
+    total = np.empty(fragment.size, np.float32) if scratch is None else scratch
+    check_flat(fragment.size, total)
+    factors = RULES[rule](fragment, held, total, threads)
     for slot in fragment.slots:
-        merged[slot.offset + slot.size : slot.padded_stop] = 0.0
-    return merged
+        total[slot.offset + slot.size : slot.padded_stop] = 0.0
+    return _encoded(codec, fragment, gain, factors, total, threads)
 
 
-def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
+def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
     """Δ = Σ w v / Σ w."""
     _add_up(fragment, held, _per_slot(_shares(held), fragment), out, threads)
+    return np.ones(len(fragment.slots))
 
 
-def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
+def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
     """Δ = (Σ w ‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w) per tensor, φ(v) = v / ‖v‖, φ(0) = 0 (paper, section D.2).
 
     Embeddings are averaged, for their deltas are not near orthogonal. So is a tensor whose directions cancel:
@@ -65,16 +78,16 @@ def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threa
 
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > NORM_MIN)
     _add_up(fragment, held, shares * np.where(_averaged(fragment), 1.0, inverse), out, threads, squares)
-    _stretch(fragment, held, squares, np.full(len(fragment.slots), DIRECTION_MIN), out, threads)
+    return _stretch(fragment, held, squares, np.full(len(fragment.slots), DIRECTION_MIN), out, threads)
 
 
-def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> None:
+def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
     """Δ = RDA's radius · φ(a · m) per tensor: the mean m, each element by the learners' agreement a on it.
 
     a = |Σ w v| / Σ w |v|, from 0 where they cancel to 1 where all signs are the same. Embeddings are averaged, and so
     is a tensor on which nobody agrees with anybody.
     """
-    opened = [(c.codec, codecs.readable(c.codec, c.payload, fragment.size)) for c in held]
+    opened = _opened(fragment, held)
     shares = _shares(held).astype(np.float32)
     rows = (frozen(~_averaged(fragment)), fragment.row_start, fragment.row_stop, fragment.row_slot)
     squares = np.empty(fragment.row_count, np.float64)
@@ -86,14 +99,15 @@ def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int =
             mean = out[start:stop]
             mean[:] = 0.0
             mass, decoded = np.zeros_like(mean), np.empty_like(mean)
-            for (codec, parts), share in zip(opened, shares, strict=True):
-                codecs.decode_piece(codec, parts, start, decoded)
+            for (codec, payload), share in zip(opened, shares, strict=True):
+                kernels.decode(codec, payload, fragment.size, start, decoded)
                 kernels.add_both(share, frozen(decoded), mean, mass)
             kernels.weigh_by_agreement(*rows, frozen(mass), out, lo, hi)
-            codecs.inspect_parts("fp32", (frozen(out),), fragment, squares, lo, hi)
+            kernels.squares_of_rows(frozen(out), fragment.row_start, fragment.row_stop, squares, lo, hi)
 
     over_rows(work, fragment.row_count, threads)
-    _stretch(fragment, held, squares, np.maximum(DIRECTION_MIN * _radii(fragment, held), NORM_MIN), out, threads)
+    shortest = np.maximum(DIRECTION_MIN * _radii(fragment, held), NORM_MIN)
+    return _stretch(fragment, held, squares, shortest, out, threads)
 
 
 RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean, "consensus": consensus}
@@ -111,15 +125,15 @@ def _radii(fragment: Fragment, held: Sequence[Held]) -> F64:
     return radii
 
 
-def _stretch(fragment: Fragment, held: Sequence[Held], squares: F64, shortest: F64, out: F32, threads: int) -> None:
-    """Give each tensor of out the mean length of what was contributed; one below `shortest` becomes the mean itself."""
+def _stretch(fragment: Fragment, held: Sequence[Held], squares: F64, shortest: F64, out: F32, threads: int) -> F64:
+    """What gives each tensor of out the mean length of what was contributed; one below `shortest` becomes the mean."""
     lengths = codecs.slot_norms(fragment, squares)
-    factors = _radii(fragment, held) / np.maximum(lengths, shortest)
     averaged = _averaged(fragment)
-    _scale(fragment, np.where(averaged, 1.0, factors), out, threads)
+    cancelled = ~averaged & (lengths < shortest)
     shares = _per_slot(_shares(held), fragment)
-    for slot in np.flatnonzero(~averaged & (lengths < shortest)):
+    for slot in np.flatnonzero(cancelled):
         _add_up(fragment, held, shares, out, threads, rows=np.flatnonzero(fragment.row_slot == slot))
+    return np.where(averaged | cancelled, 1.0, _radii(fragment, held) / np.maximum(lengths, shortest))
 
 
 def _shares(held: Sequence[Held]) -> F64:
@@ -147,24 +161,36 @@ def _add_up(
 
     `squares`, if handed in, gets each row's Σ x² while the row is still in cache.
     """
-    opened = [(c.codec, codecs.readable(c.codec, c.payload, fragment.size)) for c in held]
-    rounded = coefficients.astype(np.float32)
+    opened = _opened(fragment, held)
+    rounded = [frozen(row) for row in coefficients.astype(np.float32)]
+    extents = (fragment.row_start, fragment.row_stop)
     first, count = (0, fragment.row_count) if rows is None else (int(rows[0]), len(rows))
 
     def work(row_lo: int, row_hi: int) -> None:
         for lo in range(first + row_lo, first + row_hi, ROWS_AT_ONCE):
             hi = min(lo + ROWS_AT_ONCE, first + row_hi)
             out[fragment.row_start[lo] : fragment.row_stop[hi - 1]] = 0.0
-            for (codec, parts), coefficient in zip(opened, rounded, strict=True):
-                codecs.accumulate_parts(codec, parts, fragment, coefficient, out, lo, hi)
+            for (codec, payload), coefficient in zip(opened, rounded, strict=True):
+                kernels.accumulate(codec, payload, *extents, fragment.row_slot, coefficient, out, lo, hi)
             if squares is not None:
-                codecs.inspect_parts("fp32", (frozen(out),), fragment, squares, lo, hi)
+                kernels.squares_of_rows(frozen(out), *extents, squares, lo, hi)
 
     over_rows(work, count, threads)
 
 
-def _scale(fragment: Fragment, factors: F64, out: F32, threads: int) -> None:
-    """out ← factors[slot] · out."""
+def _opened(fragment: Fragment, held: Sequence[Held]) -> list[tuple[int, U8]]:
+    """Each contribution's codec and payload as kernels take them."""
+    return [(codecs.number(c.codec), codecs.readable(c.codec, c.payload, fragment.size)) for c in held]
+
+
+def _encoded(codec: str, fragment: Fragment, gain: float, factors: F64, x: F32, threads: int) -> U8:
+    """The payload of gain · (factors[slot] · x)."""
+    payload = np.empty(codecs.payload_bytes(codec, fragment.size), np.uint8)
+    scales = (np.float32(gain), frozen(factors.astype(np.float32)))
     rows = (fragment.row_start, fragment.row_stop, fragment.row_slot)
-    rounded = frozen(factors.astype(np.float32))
-    over_rows(lambda lo, hi: kernels.scale_rows(rounded, *rows, out, lo, hi), fragment.row_count, threads)
+
+    def work(row_lo: int, row_hi: int) -> None:
+        kernels.encode_scaled(codecs.number(codec), *scales, *rows, frozen(x), payload, row_lo, row_hi)
+
+    over_rows(work, fragment.row_count, threads)
+    return payload

@@ -16,12 +16,16 @@ from skerry.algo import codecs, outer
 from skerry.algo import merge as merging
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
+from skerry.algo.memory import Arrays
 from skerry.algo.merge import Held
+from skerry.algo.outer import OuterStep
 from skerry.core.facts import Decision
 from skerry.errors import StoreError
 
 Array = Any  # a flat float32 array; the simulator's integer
 Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire
+
+DELTA_CODEC = "fp32"  # in which a merged delta is handed to the outer step
 
 
 class Values(NamedTuple):
@@ -64,6 +68,9 @@ class Algebra(Protocol):
 class Float32:
     """The real one."""
 
+    def __init__(self) -> None:
+        self._arrays = Arrays()  # of versions
+
     def load(self, data: bytes, fragment: Fragment) -> Values:
         if len(data) != 12 * fragment.size:
             expected = 12 * fragment.size
@@ -82,26 +89,19 @@ class Float32:
 
     def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
         """Merge, outer step, published delta."""
-        delta = merging.merge(decision.rule, fragment, held, threads)
-        if decision.gain < 1:  # seldom: it costs a pass over the fragment
-            delta *= np.float32(decision.gain)
-        x, velocity = outer.outer_step(
-            decision.outer,
-            decision.lr,
-            decision.momentum,
-            old.theta,
-            old.error,
-            old.velocity,
-            delta,
-            threads,
-            version=decision.version,
-            delay=decision.delay,
-            restart=decision.restart,
-        )
-        published = outer.publish(decision.codec, x, old.theta, threads)
-        assert published.finite, f"fragment {fragment.index} version {decision.version} is not finite"
-        values = Values(published.theta_new, velocity, published.error_new)
-        return Merged(values, published.payload.tobytes(), self.digest(values.theta))
+        scratch = self._arrays.take(fragment.size)
+        delta = merging.merge(decision.rule, fragment, held, DELTA_CODEC, decision.gain, threads, scratch)
+        del scratch  # for one of the three that the new version takes
+        return self._advance(decision, fragment, old, delta, threads)
+
+    def _advance(self, decision: Decision, fragment: Fragment, old: Values, delta: Payload, threads: int) -> Merged:
+        """Outer step and published delta, from the merged delta as it is applied."""
+        d = decision
+        step = OuterStep(d.outer, d.lr, d.momentum, d.version, d.delay, d.restart)
+        new = Values(*(self._arrays.take(fragment.size) for _ in Values._fields))
+        advanced = outer.advance(step, *old, DELTA_CODEC, delta, d.codec, threads, out=new)
+        assert advanced.finite, f"fragment {fragment.index} version {d.version} is not finite"
+        return Merged(new, advanced.payload.data, self.digest(new.theta))
 
     def whole(self, theta: Array) -> memoryview:
         whole: memoryview = theta.data.cast("B")

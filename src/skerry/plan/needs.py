@@ -17,7 +17,7 @@ t merges at a time, one for each of merge.threads or one for each fragment.
     values       12 N              published values, velocity, residual
     deltas       deltas_kept · down of all fragments
     held         n M up            at most wire.held_bytes_max and one fragment's contributions beyond
-    working      t (20 f + 2 down) delta, master, and the new three
+    working      t (16 f + down)   the merged delta, and the new three
 
 Disk (`store/`): a version of a fragment is a file of 12 bytes an element. Kept are the newest, the one before, genesis,
 and at the end the versions before the last merge: 48 N. Others lie there until every 32nd commit. The tape grows by one
@@ -73,7 +73,7 @@ def syncer_memory(config: Config, sizes: Sequence[int], rounds: int) -> dict[str
         "values": 12 * total,
         "deltas": config.store.deltas_kept * sum(payload_bytes(down, size) for size in sizes),
         "held": min(min(rounds, len(sizes)) * one, bound),
-        "working": merges * (20 * largest + 2 * payload_bytes(down, largest)),
+        "working": merges * (16 * largest + payload_bytes(down, largest)),
     }
     every = min(learners * sum(payload_bytes(up, size) for size in sizes), bound)
     return _summed(parts, max(every, parts["held"]) - parts["held"])

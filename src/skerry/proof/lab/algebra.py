@@ -140,7 +140,7 @@ class Device:
         return agreement, echo
 
     def publish(self, codec: str, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Θ' = Θ + Q(x − Θ), e' = x − Θ', the bits of algo.outer.publish."""
+        """Θ' = Θ + Q(x − Θ), e' = x − Θ', the bits of algo.outer.advance."""
         theta_new = theta + self.quantized(codec, x - theta)
         return theta_new, x - theta_new
 
@@ -194,7 +194,7 @@ class Device:
         return codes.mul_(scale).flatten()
 
     def _two_bits(self, blocks: Tensor) -> Tensor:
-        """As kernels.encode_int2 and decode_int2 do it; the scale may be off by its last bit."""
+        """As kernels._encode_int2 and _decode_int2 do it; the scale may be off by its last bit."""
         length = torch.linalg.vector_norm(blocks, dim=1, keepdim=True, dtype=torch.float64)
         count = torch.count_nonzero(blocks, dim=1)[:, None]
         rms = functional.threshold((length / count.clamp_min(1).double().sqrt()).float(), BELOW_SCALE_MIN, 0.0)

@@ -1,0 +1,40 @@
+"""Memory that is used again: to touch fresh memory takes about as long as the arithmetic that fills it.
+
+Nobody has to hand an array back. Its memory is used again when nothing refers to it any longer, be it the array, a
+slice of it, or a memoryview that waits in a socket's queue: Python counts them all.
+"""
+
+import weakref
+from collections import deque
+
+import numpy as np
+
+from skerry.algo.codecs import U8
+from skerry.algo.fragments import F32
+
+ROOM = 1 / 8  # more than asked for, so that fragments of nearly the same size can use each other's memory
+
+
+class Arrays:
+    """Gives out float32 arrays of any content, on any thread; in all never more memory than was in use at once."""
+
+    def __init__(self) -> None:
+        self._free: deque[U8] = deque()
+
+    def take(self, size: int) -> F32:
+        block = self._block(4 * size)
+        # over a memoryview: numpy would have a slice of an array over an array refer to the latter alone
+        array = np.frombuffer(block.data, np.float32, size)
+        weakref.finalize(array, self._free.append, block).atexit = False
+        return array
+
+    def _block(self, needed_bytes: int) -> U8:
+        """One that is free and fits; those that do not fit are forgotten, so that they do not add up."""
+        most_bytes = int(needed_bytes * (1 + ROOM) ** 2)
+        while True:
+            try:
+                block = self._free.popleft()
+            except IndexError:
+                return np.empty(int(needed_bytes * (1 + ROOM)), np.uint8)
+            if needed_bytes <= block.size <= most_bytes:
+                return block
