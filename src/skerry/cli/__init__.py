@@ -40,7 +40,7 @@ VERBS = {
     "simulate": "the protocol under seeded faults, a fleet's goodput, or a real run's twin",
     "plan": "links, memory and disk a run needs, and what it would get, before anything is bought",
     "lab": "studies of quality: many learners on one device, variants of a run against a baseline",
-    "bench": "measure what attaching costs a learner, and what a syncer carries",
+    "bench": "measure what attaching costs a learner, what a syncer carries, and how quickly it merges",
 }
 T = TypeVar("T")
 NEGATIVE = re.compile(r"-\.?\d")
@@ -209,6 +209,18 @@ def typed(kind: Kind) -> Callable[[str], float]:
             return kind.value(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def counting(kind: Kind) -> Callable[[str], int]:
+    """The same, of things that there are only whole numbers of."""
+
+    def read(text: str) -> int:
+        value = typed(kind)(text)
+        if not value.is_integer():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        return int(value)
 
     return read
 

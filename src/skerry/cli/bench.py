@@ -1,7 +1,9 @@
 """skerry bench: measure.
 
+codec     how quickly numbers are made small and large again, against a plain copy of memory
 join      how long a learner takes to get the whole model, and what memory that takes
 learner   what attaching to a syncer costs a training loop (key `ratio`: attached tokens/s over plain tokens/s)
+merge     how quickly contributions become the next version, stage by stage, without network and disk
 syncer    what a syncer carries: merges/s, who is in them, CPU, delays and memory under synthetic learners
 """
 
@@ -17,6 +19,7 @@ from rich.table import Table
 
 from skerry import cli
 from skerry import config as configs
+from skerry.cli import bench_kernels
 from skerry.errors import Refusal
 from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
@@ -41,14 +44,10 @@ MUCH_MISSED = 0.1  # of a core: with more the other work of this machine is meas
 
 
 def run(words: Sequence[str]) -> int:
-    if words[:1] == ["learner"]:
-        return _learner(words[1:])
-    if words[:1] == ["syncer"]:
-        return _syncer(words[1:])
-    if words[:1] == ["join"]:
-        return _join(words[1:])
+    if words and words[0] in SUBJECTS:
+        return SUBJECTS[words[0]](words[1:])
     parser = cli.Parser(prog="skerry bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", choices=["join", "learner", "syncer"])
+    parser.add_argument("subject", choices=sorted(SUBJECTS))
     parser.parse_args(list(words))
     raise AssertionError(words)
 
@@ -96,7 +95,7 @@ def _join(words: Sequence[str]) -> int:
         "temporary files (TMPDIR) and takes 12 bytes a parameter there.",
     )
     add = parser.add_argument
-    add("--params", type=_whole(PARAMS), default=20_000_000, metavar="N", help="of the model (default 20M)")
+    add("--params", type=cli.counting(PARAMS), default=20_000_000, metavar="N", help="of the model (default 20M)")
     add("--rtt", type=cli.typed(ROUND_TRIP), default=0.0, metavar="MS", help="round trip of the link, through a proxy")
     add("--rate", type=cli.typed(RATE), default=0.0, metavar="MBIT", help="of the link each way, through a proxy")
     add("--json", action="store_true", help="print one JSON object")
@@ -131,14 +130,14 @@ def _syncer(words: Sequence[str]) -> int:
         "lies in the folder for temporary files (TMPDIR).",
     )
     add = parser.add_argument
-    add("--learners", type=_whole(LEARNERS), metavar="M", help="how many (default 8)")
+    add("--learners", type=cli.counting(LEARNERS), metavar="M", help="how many (default 8)")
     add("--step-s", type=cli.typed(STEP_S), metavar="S", help="seconds a step of each takes (default 0.07)")
     add("--rows", type=_rows, metavar="MxR,…", help="several loads instead, as learners x steps/s: 64x5,64x10,384x1")
-    add("--every", type=_whole(EVERY), default=24, metavar="H", help="steps between two syncs of a fragment (24)")
-    add("--params", type=_whole(PARAMS), default=1_300_000, metavar="N", help="of the model (default 1.3M)")
-    add("--fragments", type=_whole(FRAGMENTS), default=24, metavar="P", help="that they are spread over (24)")
+    add("--every", type=cli.counting(EVERY), default=24, metavar="H", help="steps between two syncs of a fragment (24)")
+    add("--params", type=cli.counting(PARAMS), default=1_300_000, metavar="N", help="of the model (default 1.3M)")
+    add("--fragments", type=cli.counting(FRAGMENTS), default=24, metavar="P", help="that they are spread over (24)")
     add("--seconds", type=cli.typed(SECONDS), default=20.0, metavar="S", help="measured, after the first H steps (20)")
-    add("--cores", type=_whole(CORES), default=0, metavar="C", help="for the syncer alone (0: all share all)")
+    add("--cores", type=cli.counting(CORES), default=0, metavar="C", help="for the syncer alone (0: all share all)")
     add("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     for key, _ in overrides:
@@ -155,16 +154,6 @@ def _syncer(words: Sequence[str]) -> int:
     return 0
 
 
-def _whole(kind: Kind) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = cli.typed(kind)(text)
-        if not value.is_integer():
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-        return int(value)
-
-    return read
-
-
 def _rows(text: str) -> list[tuple[int, float]]:
     """64x5,384x1: learners and the seconds of a step."""
     rows = []
@@ -172,7 +161,7 @@ def _rows(text: str) -> list[tuple[int, float]]:
         learners, times, steps_per_s = row.partition("x")
         if not times:
             raise argparse.ArgumentTypeError(f"{row!r} is not learners x steps/s, like 64x5")
-        rows.append((_whole(LEARNERS)(learners), 1 / cli.typed(STEPS_PER_S)(steps_per_s)))
+        rows.append((cli.counting(LEARNERS)(learners), 1 / cli.typed(STEPS_PER_S)(steps_per_s)))
     return rows
 
 
@@ -270,3 +259,12 @@ def _milliseconds(spread: Spread | None, which: str) -> str:
 
 def _bytes(value: int | None) -> str:
     return "–" if value is None else size(value)
+
+
+SUBJECTS = {
+    "codec": bench_kernels.run_codec,
+    "join": _join,
+    "learner": _learner,
+    "merge": bench_kernels.run_merge,
+    "syncer": _syncer,
+}

@@ -1,0 +1,66 @@
+"""What a machine can do at best, measured beside what is asked about: a plain copy of memory.
+
+Subject and reference take turns, so what slows the machine for a while slows both. What counts is their ratio.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from skerry.algo.fragments import F32
+from skerry.errors import Refusal
+from skerry.text import size as size_text
+
+ROUNDS = 5
+COPIES = 8  # of each array, one after the other: about as long as a merge takes
+
+Tell = Callable[[str], None]
+
+
+class Spread(Struct, frozen=True):
+    """Of ROUNDS measurements."""
+
+    median: float
+    min: float
+    max: float
+
+
+def spread(numbers: Sequence[float]) -> Spread:
+    return Spread(statistics.median(numbers), min(numbers), max(numbers))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def copy_gb_s(pool: ThreadPoolExecutor, pairs: Sequence[tuple[F32, F32]]) -> float:
+    """Bytes read and written a second when (source, target) are copied, a pair by each thread at a time."""
+    moved = sum(2 * source.nbytes * COPIES for source, _ in pairs)
+    return moved / timed(lambda: list(pool.map(_copy, pairs))) / 1e9
+
+
+def _copy(pair: tuple[F32, F32]) -> None:
+    source, target = pair
+    for _ in range(COPIES):
+        np.copyto(target, source)
+
+
+def check_memory(needed_bytes: float, option: str) -> None:
+    """Refuse what would only measure the swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # the system does not tell
+        return
+    there = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    if needed_bytes > there:
+        raise Refusal(f"{option}: needs {size_text(needed_bytes)} of memory, and {size_text(there)} are free here")
