@@ -80,4 +80,4 @@ def test_threads_never_share():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors and len(arrays._free) <= 4
+    assert not errors and len(arrays._free) <= 2 * len(threads)  # each takes one before it lets go of the last
