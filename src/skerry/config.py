@@ -56,6 +56,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When fragments are synchronised, and who must be in."""
 
     num_fragments: int = 24  # P
+    cut_tensors: bool = False  # so that fragments are even; else there are never more of them than tensors
     sync_every: int = 24  # H, in inner steps
     fragment_sync_delay: int = 2  # tau, in inner steps
     quorum: int | float = 0.5  # K: a number of learners, or a share of the ready ones
@@ -141,8 +142,8 @@ def local() -> Config:
 
 
 def paper() -> Config:
-    """The paper's setting, as near as Skerry comes to it: M = 8, P = H = 24, tau = 2, K = 1 with grace, H fixed, RDA, a
-    version overwrites what a learner holds (alpha = 0), 16 bits each way.
+    """The paper's setting, as near as Skerry comes to it: M = 8, P = H = 24, tau = 2, K = 1 with grace, H fixed, RDA,
+    whole tensors, a version overwrites what a learner holds (alpha = 0), 16 bits each way.
 
     What differs: the outer step (0.7, 0.9) is that of the paper's predecessors and gamma is ours, for it publishes
     neither; a contribution is measured from its learner's own base, and counts in part if it spans several versions and
@@ -150,7 +151,7 @@ def paper() -> Config:
     """
     return Config(
         run=Run(learners=8),
-        sync=Sync(quorum=1, policy="fixed"),
+        sync=Sync(cut_tensors=False, quorum=1, policy="fixed"),
         outer=Outer(lr=0.7, momentum=0.9),
         wire=Wire(codec_up="bf16", codec_down="bf16"),
         learner=Learner(adopt="overwrite"),

@@ -20,7 +20,9 @@ from skerry.core.facts import Committed, PhaseChanged
 from skerry.core.state import state_of
 from skerry.errors import RefusedError
 from skerry.run.export import write_model
+from skerry.run.facts import fragments_of
 from skerry.run.genesis import read_genesis
+from skerry.run.replay import replay
 from skerry.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
@@ -117,7 +119,7 @@ def test_a_model_with_nothing_to_train_is_refused():
         layout_of_model(model)
 
 
-@pytest.mark.parametrize("num_fragments", [1, 2, 5])
+@pytest.mark.parametrize("num_fragments", [1, 2, 5, 20])
 def test_read_add_blend_and_write_are_the_parameters_and_nothing_else(num_fragments):
     model = Odd()
     parameters = TorchParameters(model, None)
@@ -125,7 +127,7 @@ def test_read_add_blend_and_write_are_the_parameters_and_nothing_else(num_fragme
     assert not model.turned.is_contiguous()
     draw = np.random.default_rng(4)
     fragments = split(layout_of_model(model), num_fragments)
-    assert sorted(slot.name for f in fragments for slot in f.slots) == NAMES
+    assert sorted({slot.name for f in fragments for slot in f.slots}) == NAMES
     for fragment in fragments:
         start = {name: p.detach().numpy().copy() for name, p in trainable(model).items()}
         read = parameters.read(fragment)()
@@ -268,6 +270,36 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
         assert parameter.shape == final[name].shape
         np.testing.assert_allclose(parameter.detach().numpy(), final[name], rtol=0, atol=1e-5)
     assert all((final[name] != first[name]).any() for name in NAMES), "it has learnt"
+
+
+def test_a_model_whose_embedding_is_cut_trains_is_replayed_and_exported_whole(tmp_path):
+    genesis = tmp_path / "genesis.safetensors"
+    model = nn.Sequential(nn.Embedding(900, 16), nn.Linear(16, 4))
+    skerry.save_genesis(model, genesis)
+    options = ["--run.steps=40", "--run.learners=1", "--sync.num_fragments=5", "--sync.sync_every=4"]
+    options += ["--sync.cut_tensors=true"]
+    syncer, address = serve(tmp_path, genesis, *options, "--store.record=full")
+    with syncer:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with skerry.Learner(model, optimizer, address, name="here") as learner:
+            deadline = time.monotonic() + WAIT_S
+            while learner.is_running:
+                assert time.monotonic() < deadline
+                model(torch.arange(900)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                learner.step(tokens=900)
+        assert syncer.wait() == 0, syncer.said
+    with Store.open(tmp_path / "run", readonly=True) as store:
+        state = state_of(store.records)
+        slots = [slot for fragment in fragments_of(state.created) for slot in fragment.slots]
+        write_model(store, state, tmp_path / "model.safetensors")
+        assert replay(store).identical
+    assert sum(slot.name == "0.weight" for slot in slots) == 5
+    assert state.phase == "closed" and all(fragment.version > 1 for fragment in state.fragments)
+    _, final = read_genesis(tmp_path / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), final[name], rtol=0, atol=1e-5)
 
 
 def test_the_example_adds_five_lines_to_a_plain_loop_and_runs_without_a_syncer():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skerry.algo import merge as merging
 from skerry.algo.codecs import CODECS, decode, encode, inspect
-from skerry.algo.fragments import ROW, Fragment, Tensor, layout_of, split
+from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, gather, layout_of, scatter, split
 from skerry.algo.merge import RULES, Held
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
@@ -252,3 +252,32 @@ def test_what_cannot_be_merged_is_refused():
         merge("mean", FRAGMENT, [])
     with pytest.raises(AssertionError, match="no mean"):
         merge("mean", FRAGMENT, [held[0]._replace(weight=0.0)])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_slices_of_a_tensor_are_averaged_as_the_whole_is_to_the_bit(codec):
+    layout = layout_of([Tensor("embed", (300, BLOCK), "embedding"), Tensor("weight", (70, 2 * BLOCK))])
+    rng = np.random.default_rng(0)
+    deltas = [{t.name: rng.standard_normal(t.shape, np.float32) for t in layout.tensors} for _ in range(3)]
+
+    def merged(num_fragments: int) -> dict[str, np.ndarray]:
+        whole = {t.name: np.empty(t.shape, np.float32) for t in layout.tensors}
+        for fragment in split(layout, num_fragments):
+            held = [hold(fragment, gather(fragment, delta), 1.0 + i, codec) for i, delta in enumerate(deltas)]
+            scatter(fragment, merge("mean", fragment, held), whole)
+        return whole
+
+    whole, cut = merged(1), merged(7)
+    assert len(split(layout, 7)) == 7
+    for name, array in whole.items():
+        np.testing.assert_array_equal(cut[name], array)
+
+
+def test_paper_section_d2_each_slice_has_its_own_direction_and_length():
+    """The same as two tensors that hold the two slices would give."""
+    halves = split(layout_of([Tensor("w", (8, BLOCK))]), 2)
+    for half in halves:
+        held = hold_many(half, [1.0, 2.0])
+        np.testing.assert_array_equal(
+            merge("rda", half, held), merge("rda", fragment_of(Tensor("v", (4, BLOCK))), held)
+        )

@@ -163,6 +163,10 @@ def test_a_users_model_by_its_file(capsys, tmp_path):
     _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--json")
     told = json.loads(out)
     assert (told["params"], told["tensors"], told["fragments"]["count"]) == (864, 2, 2)
+    _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--sync.cut_tensors", "true", "--json")
+    told = json.loads(out)
+    assert told["fragments"]["count"] == 8
+    assert any("24, but the model has 864 parameters and a fragment has 128 at least" in w for w in told["warnings"])
 
 
 def test_failures_lower_the_goodput(capsys):

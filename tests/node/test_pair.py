@@ -10,7 +10,7 @@ import xxhash
 from safetensors.numpy import load_file
 
 from node.pair import Pair, config_of, due, without_orders
-from skerry.algo.fragments import Tensor, scatter
+from skerry.algo.fragments import Tensor, gather
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Welcome
 from skerry.core.state import state_of
@@ -410,12 +410,10 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
         assert sha == hashlib.sha256(export.read_bytes()).hexdigest()
         exported, before = load_file(export), read_model(store, state, before_close=True)
         assert len({record.segment for record in store.history()}) > 2
+    assert {name: array.shape for name, array in exported.items()} == {t.name: t.shape for t in pair.layout.tensors}
     for p, fragment in enumerate(pair.fragments):
-        for name, array in scatter(fragment, final[p]).items():
-            assert exported[name].shape == array.shape
-            np.testing.assert_array_equal(exported[name], array)
-        for name, array in scatter(fragment, masters[p]).items():
-            np.testing.assert_array_equal(before[name], array)
+        np.testing.assert_array_equal(gather(fragment, exported), final[p])
+        np.testing.assert_array_equal(gather(fragment, before), masters[p])
     assert any((before[name] != exported[name]).any() for name in exported), "the last merge changed something"
     layout, arrays = read_genesis(export)
     assert layout == pair.layout and set(arrays) == set(exported), "an export is a genesis for the next run"

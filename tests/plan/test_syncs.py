@@ -194,7 +194,8 @@ def test_nothing_suggested_is_refused(rate, params, learners):
 
 
 def test_a_delay_that_h_cuts_short_is_not_said_to_fit():
-    chosen = report(plan_of(rates=(1e6,), steps=(1.0,), tensors=1))["suggested"]  # up and down of all of it at once
+    plan = plan_of(rates=(1e6,), steps=(1.0,), tensors=1, sync__cut_tensors=False)  # up and down of all of it at once
+    chosen = report(plan)["suggested"]
     assert "sync.fragment_sync_delay = 27, not 2: as long as H allows" in chosen["why"]
 
 
@@ -225,7 +226,7 @@ SAID = [
     ({"run__steps": 0, "run__minutes": 39.0}, "this run has 2,340"),
     ({"wire__held_bytes_max": 1 << 20, "params": 1e9}, "wire.held_bytes_max"),
     ({"learner__step_s": 2.0}, "learner.step_s = 2 pads"),
-    ({"tensors": 10}, "10 tensors"),
+    ({"tensors": 10, "sync__cut_tensors": False}, "10 tensors and with sync.cut_tensors = false none is cut"),
     ({"rates": (1e5,) * 4}, "does not fit under sync.fragment_sync_delay = 2"),
     ({"rates": (1e5,) * 4}, 'learner.adopt = "overwrite" may give'),
     ({"rates": (3e5,) * 4}, "H becomes"),
@@ -284,8 +285,16 @@ def test_one_learner_and_many_are_said_as_such():
     assert "8 learners (learner-0 to learner-7) need" in many and "takes 8 learners" in many
 
 
-def test_one_large_tensor_is_named():
-    plan = plan_of()._replace(
-        layout=layout_of([Tensor("embed", (4096, 512), "embedding")] + [Tensor(f"w{i}", (64, 64)) for i in range(40)])
-    )
-    assert any("embed (2,097,152 parameters)" in line for line in report(plan)["warnings"])
+def test_one_large_tensor_is_cut_or_named():
+    layout = layout_of([Tensor("embed", (4096, 512), "embedding")] + [Tensor(f"w{i}", (64, 64)) for i in range(40)])
+    told = report(plan_of(sync__cut_tensors=False)._replace(layout=layout))
+    (said,) = [line for line in told["warnings"] if "embed (2,097,152 parameters)" in line]
+    assert "makes one fragment 22.3 times the mean" in said and "sync.cut_tensors = true" in said
+    even = report(plan_of(sync__cut_tensors=True)._replace(layout=layout))
+    assert even["fragments"]["count"] == 24 and not even["warnings"]
+    assert even["fragments"]["largest"] <= 1.1 * layout.param_count / 24
+
+
+def test_few_tensors_that_are_cut_are_as_many_fragments_as_asked_for():
+    cut = report(plan_of(tensors=1, sync__cut_tensors=True))
+    assert cut == report(plan_of()) | {"tensors": 1}

@@ -220,10 +220,11 @@ def by_hand(root, gone):
                     held.append(FLOAT32.hold(codec, payload, weight, FLOAT32.inspect(codec, payload, fragment)))
             if held:
                 values[p] = FLOAT32.merge(decision, fragment, values[p], held, 1).values
-        arrays = {}
+        whole = read_model(store, state)
+        arrays = {name: np.full_like(array, np.nan) for name, array in whole.items()}
         for fragment, (theta, _, error) in zip(fragments, values, strict=True):
-            arrays |= scatter(fragment, theta + error)
-        return arrays, read_model(store, state)
+            scatter(fragment, theta + error, arrays)
+        return arrays, whole
 
 
 @pytest.mark.parametrize("gone", ["a", "c"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+from collections.abc import Iterator
 from numbers import Real
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of
+from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of, parts
 from skerry.node.learner import Pending
 from skerry.run.genesis import METADATA
 from skerry.shell.address import parse_address, read_token
@@ -138,8 +139,8 @@ class TorchParameters:
     def read(self, fragment: Fragment) -> Pending:
         first = self._named[fragment.slots[0].name]
         flat = torch.zeros(fragment.size, dtype=torch.float32, device=first.device)
-        for slot in fragment.slots:
-            flat[slot.offset : slot.offset + slot.size].copy_(self._named[slot.name].reshape(-1))
+        for part, at in self._parts(fragment):
+            flat[at].view(part.shape).copy_(part)
         if flat.device.type != "cuda":
             return flat.cpu().numpy  # already there, or waited for: other devices have no event to wait for later
         host = torch.empty(fragment.size, dtype=torch.float32, pin_memory=True)
@@ -156,29 +157,29 @@ class TorchParameters:
     @torch.no_grad()
     def add(self, fragment: Fragment, increment: F32) -> None:
         flat = torch.from_numpy(increment)
-        for slot in fragment.slots:
-            parameter = self._named[slot.name]
-            part = flat[slot.offset : slot.offset + slot.size].view(parameter.shape)
-            parameter.add_(part.to(parameter.device, non_blocking=True))
+        for part, at in self._parts(fragment):
+            part.add_(flat[at].view(part.shape).to(part.device, non_blocking=True))
 
     @torch.no_grad()
     def write(self, fragment: Fragment, values: F32) -> None:
         flat = torch.from_numpy(np.array(values))  # a base is shared and read-only; torch wants its own
-        for slot in fragment.slots:
-            parameter = self._named[slot.name]
-            parameter.copy_(flat[slot.offset : slot.offset + slot.size].view(parameter.shape), non_blocking=True)
+        for part, at in self._parts(fragment):
+            part.copy_(flat[at].view(part.shape), non_blocking=True)
 
     @torch.no_grad()
     def blend(self, fragment: Fragment, towards: F32, alpha: float) -> None:
         flat = torch.from_numpy(np.array(towards))
-        for slot in fragment.slots:
-            parameter = self._named[slot.name]
-            part = flat[slot.offset : slot.offset + slot.size].view(parameter.shape)
-            parameter.lerp_(part.to(parameter.device, non_blocking=True), 1 - alpha)
+        for part, at in self._parts(fragment):
+            part.lerp_(flat[at].view(part.shape).to(part.device, non_blocking=True), 1 - alpha)
 
     def reset_optimizer(self) -> None:
         if self._optimizer is not None:
             self._optimizer.state.clear()
+
+    def _parts(self, fragment: Fragment) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Views of what the fragment holds of the parameters, each with its place in the flat fragment."""
+        for slot in fragment.slots:
+            yield from parts(slot, self._named[slot.name])
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

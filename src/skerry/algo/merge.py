@@ -67,7 +67,7 @@ def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: i
 
 
 def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
-    """Δ = (Σ w ‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w) per tensor, φ(v) = v / ‖v‖, φ(0) = 0 (paper, section D.2).
+    """Δ = (Σ w ‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w) per slot, φ(v) = v / ‖v‖, φ(0) = 0 (paper, section D.2).
 
     Embeddings are averaged, for their deltas are not near orthogonal. So is a tensor whose directions cancel:
     nothing but rounding would be left to point the way.
@@ -82,7 +82,7 @@ def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threa
 
 
 def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
-    """Δ = RDA's radius · φ(a · m) per tensor: the mean m, each element by the learners' agreement a on it.
+    """Δ = RDA's radius · φ(a · m) per slot: the mean m, each element by the learners' agreement a on it.
 
     a = |Σ w v| / Σ w |v|, from 0 where they cancel to 1 where all signs are the same. Embeddings are averaged, and so
     is a tensor on which nobody agrees with anybody.

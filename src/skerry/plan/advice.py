@@ -4,8 +4,8 @@ Every rule follows from a line of the core or of the plan; two about the model f
 
 Suggestions change as little as possible: what is configured stays where it works. First a smaller codec (not below
 int4: what is coarser costs quality that nobody has planned for), then a longer H; links and the syncer are planned to
-be busy for ROOM of the time at most, and a quorum's round is to be over within H. P = H, as far as there are tensors:
-one fragment a step is the smoothest traffic. Nothing is suggested that `config.validate` would refuse.
+be busy for ROOM of the time at most, and a quorum's round is to be over within H. P = H, as far as the model can be
+split: one fragment a step is the smoothest traffic. Nothing is suggested that `config.validate` would refuse.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import BLOCK
+from skerry.algo.fragments import BLOCK, fragments_max
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, RunPlan, Stretch, Sync, sizes_of, stretch
 from skerry.text import counted, size
 
 ROOM = 0.8
 NARROWER: dict[str, configs.Codec] = {"fp32": "bf16", "bf16": "int8", "int8": "int4"}
-EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split can help
+EVEN = 4 / 3  # largest fragment over the mean: more than a balanced split of whole tensors can help
 GROUPS_MAX = 4  # of learners that can carry the same H, named in one line
 ABOVE = 1.05  # times the configured H: what is beyond it is said
 LONG_JOIN_S = 600.0
@@ -42,7 +42,7 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     sync = plan.config.sync
     first, steady = stretches[0], stretches[-1]
     up, down = _codecs(plan, steady)
-    most = min(len(plan.layout.tensors), FRAGMENTS_MAX)
+    most = min(fragments_max(plan.layout, sync.cut_tensors), FRAGMENTS_MAX)
     every = _every(sync.sync_every, plan, steady, up, down, lambda every: min(every, most))
     if every > EVERY_MAX:
         return {}
@@ -132,7 +132,7 @@ def _with(plan: RunPlan, chosen: dict[str, Any]) -> RunPlan:
 def _why(plan: RunPlan, chosen: dict[str, Any]) -> Iterator[str]:
     is_longest = chosen["sync.fragment_sync_delay"] == chosen["sync.sync_every"]
     reasons = {
-        "sync.num_fragments": "one fragment a step is the smoothest traffic, as far as there are tensors",
+        "sync.num_fragments": "one fragment a step is the smoothest traffic, as far as the model can be split",
         "sync.sync_every": f"the least in which a round fits; links and syncer are busy {ROOM:.0%} of the time at most",
         "sync.warm_every": "the warm phase, too, must get through",
         "sync.fragment_sync_delay": "as long as H allows" if is_longest else "the syncs of a quorum fit under it",
@@ -213,18 +213,19 @@ def _of_config(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def _of_fragments(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
-    asked, tensors = plan.config.sync.num_fragments, plan.layout.tensors
-    if asked > len(tensors):
+    sync, tensors = plan.config.sync, plan.layout.tensors
+    if sync.num_fragments > len(sizes):
+        many = counted(plan.layout.param_count, "parameter") if sync.cut_tensors else counted(len(tensors), "tensor")
+        why = f"a fragment has {BLOCK} at least" if sync.cut_tensors else "with sync.cut_tensors = false none is cut"
         yield (
-            f"sync.num_fragments = {asked}, but the model has {counted(len(tensors), 'tensor')} and a tensor is never "
-            f"cut: there will be {counted(len(sizes), 'fragment')}"
+            f"sync.num_fragments = {sync.num_fragments}, but the model has {many} and {why}: "
+            f"there will be {counted(len(sizes), 'fragment')}"
         )
-    biggest = max(tensors, key=lambda t: t.size)
-    if max(sizes) > EVEN * sum(sizes) / len(sizes):
-        share = max(sizes) * len(sizes) / sum(sizes)
+    biggest, share = max(tensors, key=lambda t: t.size), max(sizes) * len(sizes) / sum(sizes)
+    if share > EVEN and not sync.cut_tensors:
         yield (
             f"{biggest.name} ({biggest.size:,} parameters) makes one fragment {share:.1f} times the mean: links must "
-            "carry that peak; fewer fragments would be evener"
+            "carry that peak; sync.cut_tensors = true would cut it"
         )
 
 

@@ -151,7 +151,8 @@ class Stretch(NamedTuple):
 
 
 def sizes_of(plan: RunPlan) -> list[int]:
-    return [fragment.size for fragment in split(plan.layout, plan.config.sync.num_fragments)]
+    sync = plan.config.sync
+    return [fragment.size for fragment in split(plan.layout, sync.num_fragments, sync.cut_tensors)]
 
 
 class _Round(NamedTuple):

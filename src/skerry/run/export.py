@@ -28,10 +28,10 @@ def read_model(store: Store, state: RunState, before_close: bool = False) -> dic
     files = [fragment.file for fragment in state.fragments]
     if before_close and state.before_close:
         files = list(state.before_close)
-    arrays: dict[str, F32] = {}
+    arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
     for fragment, file in zip(fragments_of(state.created), files, strict=True):
         values = FLOAT32.load(store.get(file), fragment)
-        arrays |= scatter(fragment, values.theta + values.error)
+        scatter(fragment, values.theta + values.error, arrays)
     return arrays
 
 

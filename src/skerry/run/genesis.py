@@ -84,7 +84,7 @@ def begin(
     algebra: Algebra = FLOAT32,
 ) -> RunCreated:
     """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape."""
-    fragments = split(layout, config.sync.num_fragments)
+    fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
     files, digests = [], []
     for theta in map(first, fragments):
         zero = theta - theta

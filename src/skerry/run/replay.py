@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, scatter
+from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
 from skerry.algo.merge import Held
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, Fact, Restored, RunCreated, SteppedBack
@@ -335,9 +335,9 @@ class _Walk:
             gone.model_sha256 = hashlib.sha256(report.model).hexdigest()
 
     def _safetensors(self, masters: list[F32], state: RunState, without: str = "") -> bytes:
-        arrays: dict[str, F32] = {}
+        arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
         for fragment, master in zip(self._fragments, masters, strict=True):
-            arrays |= scatter(fragment, master)
+            scatter(fragment, master, arrays)
         return packed(arrays, state, {"without": without} if without else {})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from skerry import config as configs
+from skerry.algo.fragments import fragments_max
 from skerry.core.state import state_of
 from skerry.run.export import read_model
 from skerry.run.genesis import read_genesis
@@ -27,12 +28,14 @@ class HeldOut:
     def __init__(self, config: configs.Config, corpus: Corpus) -> None:
         import torch
 
+        from skerry.adapters.torch import layout_of_model
         from skerry.train.data import held_out_batches
         from skerry.train.loop import model_of
 
         torch.set_num_threads(1)
         self.model = model_of(config)
-        self.fragment_count = min(config.sync.num_fragments, len(list(self.model.parameters())))
+        layout = layout_of_model(self.model)
+        self.fragment_count = min(config.sync.num_fragments, fragments_max(layout, config.sync.cut_tensors))
         self.batches = held_out_batches(corpus, 8, shape_of(config.model).context, config.data.held_out_batches)
 
     @property

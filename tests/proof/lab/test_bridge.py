@@ -34,6 +34,7 @@ torch = pytest.importorskip("torch")
 
 from skerry.proof.lab.job import run  # noqa: E402
 from skerry.proof.lab.laboratory import Laboratory  # noqa: E402
+from skerry.proof.lab.stack import initial  # noqa: E402
 from skerry.proof.lab.study import Job, Setting  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -108,7 +109,8 @@ def lab(real):
 def test_they_begin_with_the_same_values(real, tmp_path):
     world = Laboratory(real.job, "cpu", tmp_path / "lab")
     assert msgspec.json.encode(world.layout) == real.created.layout
-    assert tuple(FLOAT32.digest(values.numpy()) for values in world.stack.initial()) == real.created.digests
+    first = (initial(world.stack.model, "cpu", fragment) for fragment in world.fragments)
+    assert tuple(FLOAT32.digest(values.numpy()) for values in first) == real.created.digests
     loss = world.stack.held_out(world.master(), world.feed.held_out(real.job.setting.held_out))
     assert loss == pytest.approx(real.summary["val_loss_start"], abs=1e-5)
 

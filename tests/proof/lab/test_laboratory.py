@@ -161,7 +161,7 @@ def test_every_learner_is_told_every_version_once(tmp_path: Path) -> None:
 def test_the_model_learns(done: Lived) -> None:
     world = done.world
     text = world.feed.held_out(8)
-    assert world.stack.held_out(world.master(), text) < world.stack.held_out(torch.cat(world.stack.initial()), text)
+    assert world.stack.held_out(world.master(), text) < world.stack.held_out(world.stack.initial(), text)
 
 
 # ---------------------------------------------------------------------------------------------- slow, dead or away
@@ -291,14 +291,16 @@ def test_moments_outlive_a_process_only_where_they_are_kept(
 def test_what_is_done_to_a_learners_parameters_is_done_to_its_row_alone(tmp_path: Path) -> None:
     world = Laboratory(job_of(), "cpu", tmp_path / "run")
     island, fragment = world.islands[1], world.fragments[2]
-    ones = torch.ones(fragment.size)
+    ones = torch.zeros(fragment.size)
+    for slot in fragment.slots:
+        ones[slot.offset : slot.offset + slot.size] = 1
     island.write(fragment, 4 * ones)
     snapshot = island.read(fragment)
     island.add(fragment, 2 * ones)
     island.blend(fragment, 10 * ones, 0.25)
     assert torch.equal(snapshot(), 4 * ones)
-    assert torch.equal(world.stack.slice(1, fragment), 9 * ones)
-    assert world.stack.flat.count_nonzero() == fragment.size
+    assert torch.equal(island.read(fragment)(), 9 * ones)
+    assert world.stack.flat.count_nonzero() == world.stack.flat[1].count_nonzero() == ones.sum()
 
 
 def test_the_loss_before_the_close_is_of_the_versions_the_tape_pins(
@@ -350,17 +352,20 @@ def plain_text(config: Config, count: int) -> list[tuple[np.ndarray, np.ndarray]
     return held_out_batches(corpus_of(config), HELD_OUT_ROWS, CONTEXT, count)
 
 
+@pytest.mark.parametrize("cut", [False, True])
 def test_the_whole_protocol_changes_nothing_about_one_learners_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One learner, no codec, and an outer step that moves the model to where it is: as if it were alone."""
     job = job_of(
         {
             "run.learners": 1, "learner.lr": 3e-3, "sync.policy": "fixed", "merge.rule": "mean", "outer.rule": "sgd",
             "outer.lr": 1.0, "wire.codec_up": "fp32", "wire.codec_down": "fp32",
+            "sync.cut_tensors": cut, "sync.num_fragments": 9,
         }
     )  # fmt: skip
     world = Laboratory(job, "cpu", tmp_path / "run")
+    assert cut == (sum(len(f.slots) for f in world.fragments) > len(world.layout.tensors))
     progress: list[float] = []  # at each step: the learner knows only what it was last told
     step = world.stack.step
 
@@ -384,7 +389,8 @@ def test_the_whole_protocol_changes_nothing_about_one_learners_training(
 
 def flat_of(model: GPT, world: Laboratory) -> torch.Tensor:
     arrays = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    return torch.cat([torch.from_numpy(gather(fragment, arrays)) for fragment in world.fragments])
+    flats = [torch.from_numpy(gather(fragment, arrays)) for fragment in world.fragments]
+    return world.stack.row_of(world.fragments, flats)
 
 
 @pytest.mark.parametrize("lr", [50.0, 1e30], ids=["far away", "not a number"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from skerry.adapters.torch import layout_of_model
-from skerry.algo.fragments import split
+from skerry.algo.fragments import gather, split
 from skerry.proof.lab.stack import Stack
 from skerry.proof.lab.study import PRODUCT, Trial
 from skerry.train.gpt import build
@@ -18,10 +17,8 @@ LR, PROGRESS, ROWS = 3e-3, 0.3, 3
 
 def stacked(rows: int, trial: Trial = PRODUCT) -> Stack:
     model = build(*SHAPE, seed=1)
-    stack = Stack(model, split(layout_of_model(model), 5), rows, 0.1, "cpu", "float32", trial)
-    for fragment, values in zip(stack.fragments, stack.initial(), strict=True):
-        for row in range(rows):
-            stack.slice(row, fragment).copy_(values)
+    stack = Stack(model, rows, 0.1, "cpu", "float32", trial)
+    stack.flat[:] = stack.initial()
     return stack
 
 
@@ -67,6 +64,20 @@ def test_the_held_out_loss_is_the_trainers() -> None:
     some = [(inputs[0], targets[0]) for inputs, targets in batches(3)]
     there = [(torch.from_numpy(x).long(), torch.from_numpy(y).long()) for x, y in some]
     assert abs(stack.held_out(stack.flat[1], there) - held_out_loss(build(*SHAPE, seed=1), some)) < 1e-5
+
+
+def test_a_fragment_is_runs_of_a_row_and_fragments_make_the_row_again() -> None:
+    stack = stacked(1)
+    arrays = {name: p.detach().numpy() for name, p in stack.model.named_parameters()}
+    fragments = split(stack.layout, 9)
+    assert len({slot.name for f in fragments for slot in f.slots}) < sum(
+        len(f.slots) for f in fragments
+    )  # some are cut
+    flats = [torch.from_numpy(gather(fragment, arrays)) for fragment in fragments]
+    assert torch.equal(stack.row_of(fragments, flats), stack.initial())
+    for fragment, flat in zip(fragments, flats, strict=True):
+        for run, at in stack.runs(stack.flat[0], fragment):
+            assert torch.equal(run, flat[at])
 
 
 def test_how_long_squared_gradients_are_remembered_can_be_tried() -> None:

@@ -52,6 +52,13 @@ def test_rows_are_stretched_each_by_its_own() -> None:
         assert np.linalg.norm(delta[at]) == pytest.approx(np.mean([np.linalg.norm(d[at]) for d in drifts]), rel=1e-4)
 
 
+def test_rows_that_a_cut_leaves_in_part_are_stretched_each_by_its_own() -> None:
+    fragments = split(layout_of([Tensor("m", (3, 3 * BLOCK), "other")]), 2)
+    lab = Trials("cpu", Trial(norms="row"))
+    assert [slot.start for f in fragments for slot in f.slots] == [0, 5 * BLOCK]
+    assert [lab.blocks_of(fragment).group for fragment in fragments] == [[0, 0, 0, 1, 1], [0, 1, 1, 1]]
+
+
 def test_equal_weights_and_stretched_embeddings() -> None:
     fragment = fragment_of(300, 1000)
     drifts = [gaussian(seed, fragment=fragment) for seed in range(2)]
@@ -110,5 +117,5 @@ def test_muon_moves_the_matrices_inside_and_adamw_the_rest() -> None:
 def test_a_run_with_muon_learns(tmp_path) -> None:
     world = lived(job_of(trial=Trial(optimizer="muon")), tmp_path)
     text = world.feed.held_out(4)
-    first, last = (world.stack.held_out(values, text) for values in (torch.cat(world.stack.initial()), world.master()))
+    first, last = (world.stack.held_out(values, text) for values in (world.stack.initial(), world.master()))
     assert last < first - 0.05

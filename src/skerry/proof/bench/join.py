@@ -113,7 +113,7 @@ def _join(local: LocalRun, config: Config, layout: Layout, params: int, link: Li
     pid = local.syncer.process.pid
     before = cores.memory_bytes(pid, "VmRSS")
     cores.forget_peak(pid)
-    parameters = PlainParameters(split(layout, config.sync.num_fragments))
+    parameters = PlainParameters(split(layout, config.sync.num_fragments, config.sync.cut_tensors))
     with _reached(local.port, link) as port:
         began = time.monotonic()
         shell = LearnerShell("bench", layout, parameters, "127.0.0.1", port, None)

@@ -323,7 +323,8 @@ class _Bench:
             return [decision for at, decision in tally(store).merges if since <= at < until]
 
     def _state_bytes(self) -> int:
-        sizes = [fragment.size for fragment in split(self.layout, self.config.sync.num_fragments)]
+        sync = self.config.sync
+        sizes = [fragment.size for fragment in split(self.layout, sync.num_fragments, sync.cut_tensors)]
         needs = syncer_memory(self.config, sizes, rounds=0)
         return needs["values"] + needs["deltas"]
 

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 
 import skerry
-from skerry.adapters.torch import layout_of_model
-from skerry.algo.fragments import split
 from skerry.proof.lab.feed import Feed
 from skerry.proof.lab.laboratory import Laboratory
 from skerry.proof.lab.stack import Stack
@@ -47,7 +45,7 @@ class Judge:
         self.final = feed.held_out(job.setting.held_out)
         self.points: list[Point] = []
         self.diverged = False
-        self.first = stack.held_out(torch.cat(stack.initial()), self.curve)
+        self.first = stack.held_out(stack.initial(), self.curve)
 
     def is_due(self, progress: float) -> bool:
         return progress >= self.every * (len(self.points) + 1) and progress < 1
@@ -119,11 +117,9 @@ def _decoupled(job: Job, device: str, told: Callable[[float], None]) -> Result:
 def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Result:
     config = job.config
     model = model_of(config)
-    fragments = split(layout_of_model(model), config.sync.num_fragments)
     setting = job.setting
-    stack = Stack(model, fragments, 1, config.learner.weight_decay, device, setting.precision, setting.trial)
-    for fragment, values in zip(fragments, stack.initial(), strict=True):
-        stack.slice(0, fragment).copy_(values)
+    stack = Stack(model, 1, config.learner.weight_decay, device, setting.precision, setting.trial)
+    stack.flat[0] = stack.initial()
     feed = Feed(config, job.setting, device)
     judge = Judge(job, stack, feed, told)
     step_tokens = config.run.learners * config.data.batch * feed.context

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -76,7 +76,6 @@ class Laboratory(Timeline):
         self.fragments = fragments_of(created)
         self.stack = Stack(
             model,
-            self.fragments,
             self.config.run.learners,
             self.config.learner.weight_decay,
             device,
@@ -122,7 +121,8 @@ class Laboratory(Timeline):
 
     def master(self, values: list[Values] | tuple[Values, ...] = ()) -> Tensor:
         """The global model as one row: published values and what the codec could not say yet."""
-        return torch.cat([each.theta + each.error for each in values or self.syncer.values])
+        masters = [each.theta + each.error for each in values or self.syncer.values]
+        return self.stack.row_of(self.fragments, masters)
 
     def run(self, each_tick: Callable[[], None]) -> None:
         """To the end of the budget and through the close."""
@@ -265,23 +265,31 @@ class Island:
     # ------------------------------------------------------------------------------------------ its parameters
 
     def read(self, fragment: Fragment) -> Pending:
-        values = self.world.stack.slice(self.row, fragment).clone()
+        values = torch.zeros(fragment.size, device=self.world.stack.device)
+        for run, at in self._runs(fragment):
+            values[at] = run
         return lambda: values
 
     @torch.no_grad()
     def add(self, fragment: Fragment, increment: Tensor) -> None:
-        self.world.stack.slice(self.row, fragment).add_(increment)
+        for run, at in self._runs(fragment):
+            run.add_(increment[at])
 
     @torch.no_grad()
     def write(self, fragment: Fragment, values: Tensor) -> None:
-        self.world.stack.slice(self.row, fragment).copy_(values)
+        for run, at in self._runs(fragment):
+            run.copy_(values[at])
 
     @torch.no_grad()
     def blend(self, fragment: Fragment, towards: Tensor, alpha: float) -> None:
-        self.world.stack.slice(self.row, fragment).lerp_(towards, 1 - alpha)
+        for run, at in self._runs(fragment):
+            run.lerp_(towards[at], 1 - alpha)
 
     def reset_optimizer(self) -> None:
         self.world.stack.reset(self.row)
+
+    def _runs(self, fragment: Fragment) -> Iterator[tuple[Tensor, slice]]:
+        return self.world.stack.runs(self.world.stack.flat[self.row], fragment)
 
 
 # ---------------------------------------------------------------------------------------------- the wire

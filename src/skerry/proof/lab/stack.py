@@ -1,21 +1,23 @@
 """M copies of the built-in model as one program: a leading learner axis, batched matrix products, one AdamW.
 
-All parameters lie in one array [learners, N], fragment after fragment as the wire has them, so a learner's fragment is
-a slice of its row. A row is one learner: its loss, gradient clip, rate and Adam moments are its own, and one step of
-the stack is what `train.inner.Inner.step` does to each of the rows that take part, up to the order of sums.
+All parameters lie in one array [learners, N], tensor after tensor, so a tensor is one view of it, and a learner's
+fragment is a few runs of its row. A row is one learner: its loss, gradient clip, rate and Adam moments are its own, and
+one step of the stack is what `train.inner.Inner.step` does to each of the rows that take part, up to the order of sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skerry.algo.fragments import Fragment, gather
+from skerry.adapters.torch import layout_of_model
+from skerry.algo.fragments import Fragment, Layout, gather, padded
 from skerry.proof.lab.muon import Muon
 from skerry.proof.lab.study import PRODUCT, Trial
 from skerry.train.gpt import GPT, rotary, rotate
@@ -28,29 +30,28 @@ class Stack:
     def __init__(
         self,
         model: GPT,
-        fragments: Sequence[Fragment],
         rows: int,
         weight_decay: float,
         device: str,
         precision: str,
         trial: Trial = PRODUCT,
     ) -> None:
-        self.model, self.fragments, self.device = model, fragments, torch.device(device)
-        self.offsets = np.cumsum([0, *(fragment.size for fragment in fragments)])
-        size = int(self.offsets[-1])
+        self.model, self.layout, self.device = model, layout_of_model(model), torch.device(device)
+        self.starts = starts_of(self.layout)
+        size = sum(padded(tensor.size) for tensor in self.layout.tensors)
         self.flat = torch.zeros(rows, size, device=device)
         self.moments = torch.zeros(2, rows, size, device=device)
         self.counts = np.zeros(rows, np.int64)  # Adam's own steps, for its bias correction
         self._gradient = torch.zeros(rows, size, device=device)
-        self.parameters = views(self.flat, fragments, self.offsets)
-        self._gradients = views(self._gradient, fragments, self.offsets)
+        self.parameters = self._views(self.flat)
+        self._gradients = self._views(self._gradient)
         self._decay = weight_decay
         self._betas = (BETAS[0], trial.beta2)
         self._muon = Muon(self.parameters, self.device) if trial.optimizer == "muon" else None
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         decays = torch.zeros(1, size)
-        for name, view in views(decays, fragments, self.offsets).items():
+        for name, view in self._views(decays).items():
             view.fill_(weight_decay if self.parameters[name].ndim > 2 else 0.0)
         self._decays = decays.to(device)
         self._heads = model.tok_emb.embedding_dim // model.head_width
@@ -104,7 +105,7 @@ class Stack:
     @torch.no_grad()
     def held_out(self, values: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Mean loss of one model, given as a row of all parameters."""
-        own = views(values[None], self.fragments, self.offsets)
+        own = self._views(values[None])
         total = torch.zeros(1, device=self.device, dtype=torch.float64)
         for inputs, targets in batches:
             total += self._losses_of(own, inputs[None], targets[None])
@@ -112,8 +113,19 @@ class Stack:
 
     # ------------------------------------------------------------------------------------------ rows and fragments
 
-    def slice(self, row: int, fragment: Fragment) -> Tensor:
-        return self.flat[row, self.offsets[fragment.index] : self.offsets[fragment.index + 1]]
+    def runs(self, row: Tensor, fragment: Fragment) -> Iterator[tuple[Tensor, slice]]:
+        """What a fragment is of a row of all parameters: views, each with its place in the flat fragment."""
+        for slot in fragment.slots:
+            start = self.starts[slot.name] + slot.start
+            yield row[start : start + slot.size], slice(slot.offset, slot.offset + slot.size)
+
+    def row_of(self, fragments: Sequence[Fragment], values: Sequence[Tensor]) -> Tensor:
+        """Flat fragments as one row of all parameters."""
+        row = torch.zeros_like(self.flat[0])
+        for fragment, flat in zip(fragments, values, strict=True):
+            for run, at in self.runs(row, fragment):
+                run.copy_(flat[at])
+        return row
 
     def reset(self, row: int) -> None:
         """A new process begins with fresh moments."""
@@ -122,9 +134,20 @@ class Stack:
             self._muon.reset(row)
         self.counts[row] = 0
 
-    def initial(self) -> list[Tensor]:
-        """The model's own values, fragment by fragment."""
-        return [initial(self.model, self.device, fragment) for fragment in self.fragments]
+    def initial(self) -> Tensor:
+        """The model's own values, as a row."""
+        row = torch.zeros_like(self.flat[0])
+        own = self._views(row[None])
+        for name, parameter in self.model.named_parameters():
+            own[name][0] = parameter.detach()
+        return row
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Every parameter as a view [rows, *shape] into [rows, N]."""
+        return {
+            t.name: flat[:, self.starts[t.name] : self.starts[t.name] + t.size].unflatten(1, t.shape).detach()
+            for t in self.layout.tensors
+        }
 
 
 def initial(model: GPT, device: torch.device | str, fragment: Fragment) -> Tensor:
@@ -133,14 +156,10 @@ def initial(model: GPT, device: torch.device | str, fragment: Fragment) -> Tenso
     return torch.from_numpy(gather(fragment, arrays)).to(device)
 
 
-def views(flat: Tensor, fragments: Sequence[Fragment], offsets: np.ndarray) -> dict[str, Tensor]:
-    """Every parameter as a view [rows, *shape] into [rows, N]."""
-    found = {}
-    for fragment in fragments:
-        for slot in fragment.slots:
-            start = int(offsets[fragment.index]) + slot.offset
-            found[slot.name] = flat[:, start : start + slot.size].unflatten(1, slot.shape).detach()
-    return found
+def starts_of(layout: Layout) -> dict[str, int]:
+    """Where each tensor begins in a row: on a block, so that matrices lie as a GPU likes them."""
+    stops = accumulate(padded(tensor.size) for tensor in layout.tensors)
+    return {tensor.name: stop - padded(tensor.size) for tensor, stop in zip(layout.tensors, stops, strict=True)}
 
 
 def forward(parameters: dict[str, Tensor], heads: int, rotation: tuple[Tensor, Tensor], tokens: Tensor) -> Tensor:

@@ -63,9 +63,10 @@ class Trials(Device):
         by_row: list[bool] = []
         for slot, is_mean in zip(fragment.slots, averaged, strict=True):
             count = (slot.padded_stop - slot.offset) // BLOCK
-            each = blocks_a_row(slot) or count
-            group += [len(by_row) + block // each for block in range(count)]
-            by_row += [is_mean] * math.ceil(count / each)
+            row = blocks_a_row(slot)
+            each, first = (row, slot.start // BLOCK % row) if row else (count, 0)  # a slice may begin inside a row
+            group += [len(by_row) + (first + block) // each for block in range(count)]
+            by_row += [is_mean] * math.ceil((first + count) / each)
         return Blocks(group, by_row)
 
 
