@@ -72,6 +72,21 @@ def test_a_result_from_before_there_were_delays_counts_for_a_study_without(write
     assert Results(file).of(job) is not None
 
 
+def test_a_result_from_before_tensors_were_cut_is_one_of_whole_tensors(write, tmp_path):
+    whole, cut = (
+        read(write(GOOD.replace("quorum = 2", f"quorum = 2\nsync.cut_tensors = {word}"))).jobs
+        for word in ("false", "true")
+    )
+    result = result_of(whole[-1])
+    sync = {key: value for key, value in result.config["sync"].items() if key != "cut_tensors"}
+    config = result.config | {"sync": sync}
+    old = msgspec.structs.replace(result, config=config, key=studies.digest(config, result.setting))
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(msgspec.json.encode(old) + b"\n")
+    assert Results(file).of(whole[-1]) is not None and Results(file).of(cut[-1]) is None
+    assert "sync.cut_tensors was False, is True" in Results(file).why_again(cut[-1])
+
+
 def test_a_study_says_what_differs_from_the_defaults(write):
     study = read(write(GOOD))
     order = [(job.seed, job.variant) for job in study.jobs]

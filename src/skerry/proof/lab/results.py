@@ -147,12 +147,17 @@ def _key_today(result: Result) -> str:
 def _tables_today(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
     """All it was run with, the keys that came later at their defaults; so is one that decided nothing."""
     try:
-        config, setting = msgspec.convert(result.config, Config), msgspec.convert(result.setting, Setting)
+        config, setting = msgspec.convert(_as_run(result.config), Config), msgspec.convert(result.setting, Setting)
     except msgspec.ValidationError as error:
         raise OutdatedError(f"today's configuration refuses its own: {error}") from None
     if setting.delays == NONE:  # merges take no time, whoever computes them
         config = replace(config, merge=replace(config.merge, threads=Merge().threads))
     return msgspec.to_builtins(config), msgspec.to_builtins(setting)
+
+
+def _as_run(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Before there was a key for it tensors were whole, whatever its default is today."""
+    return config | {"sync": {"cut_tensors": False} | config.get("sync", {})}
 
 
 def _first_change(result: Result, job: Job) -> str:
