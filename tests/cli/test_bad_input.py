@@ -27,11 +27,12 @@ from e2e.processes import (
 )
 from skerry import cli
 from skerry.core.facts import Committed, EpochStarted
-from skerry.core.messages import PROTOCOL, Contribution
+from skerry.core.messages import Contribution
 from skerry.core.state import state_of
 from skerry.errors import RefusedError
 from skerry.store import Store
 from skerry.wire import frames
+from skerry.wire.handshake import HANDSHAKE
 
 HERE = ["--out", "new", "--model", "tiny", "--steps", "5"]  # of a train command that would be good otherwise
 SERVE = ["--run", "new", "--port", "0", "--model.preset", "tiny"]
@@ -502,7 +503,7 @@ def test_junk_is_hung_up_on_while_a_run_goes_on(live, junk):
 
 
 def test_a_truncated_frame_and_silence_leave_the_run_unharmed(live):
-    proof = frames.encode(frames.Proof(PROTOCOL, bytes(32), b""))
+    proof = frames.encode(frames.Proof(HANDSHAKE, bytes(32), b""))
     with Puppet(live.port) as puppet, stranger(live.port) as silent, stranger(live.port) as half:
         half.sendall(proof[: len(proof) // 2])
         half.shutdown(socket.SHUT_WR)
@@ -533,12 +534,12 @@ def admitted(port):
     control = stranger(port)
     parser = frames.Parser(frames.learner_dialect(lambda message: 0))
     heard(control, parser, frames.Challenge)
-    control.sendall(frames.encode(frames.Proof(PROTOCOL, bytes(32), b"")))
+    control.sendall(frames.encode(frames.Proof(HANDSHAKE, bytes(32), b"")))
     session = heard(control, parser, frames.Attached).session
     bulk = stranger(port)
     parser = frames.Parser(frames.learner_dialect(lambda message: 0))
     heard(bulk, parser, frames.Challenge)
-    bulk.sendall(frames.encode(frames.Attach(PROTOCOL, bytes(32), session, b"")))
+    bulk.sendall(frames.encode(frames.Attach(HANDSHAKE, bytes(32), session, b"")))
     heard(bulk, parser, frames.Attached)
     return control, bulk
 

@@ -128,6 +128,35 @@ def test_a_chunk_is_received_straight_into_its_payload():
     assert bytes(item.payload[:2]) == b"yx"
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=20))
+def test_what_is_scattered_over_all_buffers_gives_the_same_messages(counts):
+    """As a socket does: one call fills a body and the header behind it."""
+    parser, items, rest = open_parser(), [], memoryview(SPLIT_STREAM)
+    for count in itertools.cycle(counts):
+        if not rest:
+            break
+        filled = 0
+        for buffer in parser.buffers():
+            part = rest[: min(len(buffer), count - filled)]
+            buffer[: len(part)] = part
+            filled, rest = filled + len(part), rest[len(part) :]
+        if (item := parser.received(filled)) is not None:
+            items.append(item)
+    expected = [(HELLO, None), (contribution(768), SPLIT_PAYLOAD), (contribution(0), b""), (REPORT, None)]
+    assert seen(items) == expected
+
+
+def test_a_message_is_delivered_though_junk_comes_with_it():
+    parser = open_parser()
+    hello = encode(HELLO)
+    parser.feed(hello[: frames.HEADER_BYTES])
+    body, header = parser.buffers()
+    body[:], header[:] = hello[frames.HEADER_BYTES :], b"j" * frames.HEADER_BYTES
+    assert parser.received(len(body) + len(header)) == frames.Delivery(HELLO, None)
+    with pytest.raises(ProtocolError, match="not a Skerry frame"):
+        parser.buffers()
+
+
 def test_transfers_interleave_and_chunks_come_in_any_order():
     payloads = {seq: random.Random(seq).randbytes(3 * CHUNK_BYTES + seq) for seq in (1, 2, 3)}
     sent = {seq: bulk(seq, contribution(len(payload), seq), payload) for seq, payload in payloads.items()}

@@ -9,6 +9,7 @@ import pytest
 from skerry.core.messages import PROTOCOL, Status
 from skerry.errors import NoAnswer
 from skerry.wire.frames import Attached, Challenge, Denied, encode
+from skerry.wire.handshake import HANDSHAKE
 from skerry.wire.inquiry import ask_status
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox, Opened
@@ -90,7 +91,7 @@ def test_who_does_not_hold_it_is_told_that(server, theirs, ours, says):
 
 
 def test_a_syncer_that_does_not_hold_it_is_not_believed(impostor):
-    challenge, attached = encode(Challenge(PROTOCOL, bytes(32), True)), encode(Attached(bytes(16), b"?"))
+    challenge, attached = encode(Challenge(HANDSHAKE, bytes(32), True, PROTOCOL)), encode(Attached(bytes(16), b"?"))
     assert "does not hold the token" in refusal(impostor(challenge, attached + encode(Status(RECORD, 0.0))), b"right")
 
 
@@ -99,7 +100,9 @@ def test_one_that_has_none_yet_says_so(server):
 
 
 def test_one_that_does_not_know_the_question_is_too_old(impostor):
-    port = impostor(encode(Challenge(PROTOCOL, bytes(32), False)), encode(Denied("no such message", final=False)))
+    port = impostor(
+        encode(Challenge(HANDSHAKE, bytes(32), False, PROTOCOL)), encode(Denied("no such message", final=False))
+    )
     assert "too old to be asked for its status: upgrade it" in refusal(port)
 
 

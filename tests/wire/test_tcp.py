@@ -25,7 +25,7 @@ from skerry.wire.frames import (
     learner_dialect,
     syncer_dialect,
 )
-from skerry.wire.handshake import Credentials
+from skerry.wire.handshake import HANDSHAKE, Credentials
 from skerry.wire.peer import Peer
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Inbox, Lost, Opened, Received, Sent
@@ -159,9 +159,9 @@ def test_the_syncer_refuses_another_protocol_before_it_looks_at_the_token(net):
     server, _ = net.server(token=b"right")
     sock = net.dial(server.port)
     assert read_handshake(sock, LEARNER).locked
-    sock.sendall(encode(Proof(PROTOCOL + 1, bytes(32), b"")))
+    sock.sendall(encode(Proof(HANDSHAKE + 1, bytes(32), b"")))
     denied = read_handshake(sock, LEARNER)
-    assert not denied.final and f"protocol {PROTOCOL}" in denied.reason and f"learner {PROTOCOL + 1}" in denied.reason
+    assert not denied.final and f"protocol {HANDSHAKE}" in denied.reason and f"learner {HANDSHAKE + 1}" in denied.reason
 
 
 def test_a_proof_is_good_for_one_challenge_only(net):
@@ -183,7 +183,7 @@ def test_a_learner_does_not_talk_to_a_syncer_that_lacks_the_token(net):
     for _ in range(2):  # it is not fatal: the real one may come back to this address
         sock, _ = listener.accept()
         with sock:
-            sock.sendall(encode(Challenge(PROTOCOL, bytes(32), True)))
+            sock.sendall(encode(Challenge(HANDSHAKE, bytes(32), True, PROTOCOL)))
             assert isinstance(read_handshake(sock, SYNCER), Proof)
             sock.sendall(encode(Attached(bytes(16), b"x" * 32)))
             assert read_to_end(sock) == b""
@@ -244,8 +244,8 @@ def junk():
         "4 GB": header(frames.HANDSHAKE, 2**32 - 1, 0),
         "hello before the handshake": encode(HELLO),
         "the syncer's own words": encode(Challenge(1, bytes(32), True)),
-        "short nonce": encode(Proof(PROTOCOL, b"", b"")),
-        "unknown session": encode(frames.Attach(PROTOCOL, bytes(32), bytes(16), b"")),
+        "short nonce": encode(Proof(HANDSHAKE, b"", b"")),
+        "unknown session": encode(frames.Attach(HANDSHAKE, bytes(32), bytes(16), b"")),
     }
 
 
@@ -269,7 +269,7 @@ def test_junk_after_the_handshake_loses_that_peer_only(net):
     server, inbox = net.server()
     sock = net.dial(server.port)
     read_handshake(sock, LEARNER)
-    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b"")))
+    sock.sendall(encode(Proof(HANDSHAKE, bytes(32), b"")))
     assert isinstance(read_handshake(sock, LEARNER), Attached)
     bad = expect(inbox, Opened).peer
     sock.sendall(encode(HELLO) + b"\0" * 100)
@@ -283,7 +283,7 @@ def test_a_bulk_frame_on_the_control_connection_is_refused(net):
     server, inbox = net.server()
     sock = net.dial(server.port)
     read_handshake(sock, LEARNER)
-    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b"")))
+    sock.sendall(encode(Proof(HANDSHAKE, bytes(32), b"")))
     sock.sendall(b"".join(next(frames.encode_bulk(1, sample(Contribution), memoryview(b"")))))
     expect(inbox, Opened)
     assert "bulk frame where only message or ping may come" in expect(inbox, Lost).reason
@@ -297,7 +297,7 @@ def test_a_stream_of_a_session_is_had_once(net):
     expect(inbox, Received)  # its bulk connection is there
     sock = net.dial(server.port)
     read_handshake(sock, LEARNER)
-    sock.sendall(encode(frames.Attach(PROTOCOL, bytes(32), client._peers[at_client].session, b"")))
+    sock.sendall(encode(frames.Attach(HANDSHAKE, bytes(32), client._peers[at_client].session, b"")))
     assert "session" in read_handshake(sock, LEARNER).reason
     client.send(at_client, HELLO)
     assert expect(inbox, Received).peer == at_server
@@ -306,7 +306,7 @@ def test_a_stream_of_a_session_is_had_once(net):
 def test_a_connection_that_never_shakes_hands_is_closed(net):
     server, inbox = net.server(handshake_s=0.2)
     sock = net.dial(server.port)
-    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b""))[:10])  # and never the rest
+    sock.sendall(encode(Proof(HANDSHAKE, bytes(32), b""))[:10])  # and never the rest
     read_to_end(sock)
     check_works(server, inbox, *net.client(server.port))
 
@@ -335,7 +335,7 @@ def test_the_last_words_count_even_if_the_bulk_connection_was_never_had(net):
     _, inbox = net.client(listener.getsockname()[1])
     control, _ = listener.accept()
     with control:
-        control.sendall(encode(Challenge(PROTOCOL, bytes(32), False)))
+        control.sendall(encode(Challenge(HANDSHAKE, bytes(32), False, PROTOCOL)))
         read_handshake(control, SYNCER)
         control.sendall(encode(Attached(bytes(16), b"")))
         bulk, _ = listener.accept()
@@ -429,7 +429,7 @@ def test_a_peer_without_bulk_connection_is_lost(net):
     server, inbox = net.server(heartbeat_s=0.02, timeout_s=0.5)
     sock = net.dial(server.port)
     read_handshake(sock, LEARNER)
-    sock.sendall(encode(Proof(PROTOCOL, bytes(32), b"")))
+    sock.sendall(encode(Proof(HANDSHAKE, bytes(32), b"")))
     expect(inbox, Opened)
     with contextlib.suppress(OSError), sock:
         while server._peers:
@@ -616,11 +616,11 @@ def test_a_learner_that_knows_nothing_of_streams_has_one(net):
     server, inbox = net.server(streams=4)
     control, bulk = net.dial(server.port), net.dial(server.port)
     read_handshake(control, LEARNER)
-    control.sendall(old_frame(Proof, protocol=PROTOCOL, nonce=bytes(32), mac=b""))
+    control.sendall(old_frame(Proof, protocol=HANDSHAKE, nonce=bytes(32), mac=b""))
     attached = read_handshake(control, LEARNER)
     peer = expect(inbox, Opened).peer
     read_handshake(bulk, LEARNER)
-    bulk.sendall(old_frame(frames.Attach, protocol=PROTOCOL, nonce=bytes(32), session=attached.session, mac=b""))
+    bulk.sendall(old_frame(frames.Attach, protocol=HANDSHAKE, nonce=bytes(32), session=attached.session, mac=b""))
     assert isinstance(read_handshake(bulk, LEARNER), Attached)
     contribution = sample(Contribution, to_tokens=3, fragment=7)
     for part in frames.encode_bulk(1, contribution, memoryview(b"abc")):
@@ -636,12 +636,12 @@ def test_a_syncer_that_knows_nothing_of_streams_is_dialled_once_more(net):
     listener = net.listen()
     client, inbox = net.client(listener.getsockname()[1])
     control, _ = listener.accept()
-    control.sendall(encode(Challenge(PROTOCOL, bytes(32), False)))
+    control.sendall(encode(Challenge(HANDSHAKE, bytes(32), False, PROTOCOL)))
     read_handshake(control, SYNCER)
     control.sendall(old_frame(Attached, session=bytes(16), mac=b""))
     assert client._peers[expect(inbox, Opened).peer].streams == 1
     bulk, _ = listener.accept()
-    bulk.sendall(encode(Challenge(PROTOCOL, bytes(32), False)))
+    bulk.sendall(encode(Challenge(HANDSHAKE, bytes(32), False, PROTOCOL)))
     assert read_handshake(bulk, SYNCER).stream == 0
     control.close()
     bulk.close()
@@ -659,7 +659,7 @@ def test_a_stream_that_a_session_does_not_have_is_refused(net, stream):
     _, at_client = check_works(server, inbox, client, client_inbox)
     sock = net.dial(server.port)
     read_handshake(sock, LEARNER)
-    sock.sendall(encode(frames.Attach(PROTOCOL, bytes(32), client._peers[at_client].session, b"", stream)))
+    sock.sendall(encode(frames.Attach(HANDSHAKE, bytes(32), client._peers[at_client].session, b"", stream)))
     assert "no such session" in read_handshake(sock, LEARNER).reason
 
 

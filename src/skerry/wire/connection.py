@@ -20,6 +20,7 @@ from typing import Literal
 from skerry.wire.frames import NONCE_BYTES, Delivery, Handshake, Parser, Payload
 
 WORK_BYTES = 512 << 10  # per socket and turn, so that control never waits long
+SMALL_BYTES = 16 << 10  # a frame below it is not worth a call of its own
 
 Role = Literal["new", "control", "bulk"]
 
@@ -85,18 +86,18 @@ class Connection:
     def read(self) -> Iterator[Delivery | Handshake]:
         """What has arrived, item by item; the caller may stop at any of them."""
         work_bytes = 0
-        while work_bytes < WORK_BYTES and (count := self._receive(self.parser.buffer())):
+        while work_bytes < WORK_BYTES and (count := self._receive(self.parser.buffers())):
             work_bytes += count
             self.began = self.heard if self.began is None else self.began
             item = self.parser.received(count)
-            if self.parser.is_idle:
-                self.last_began, self.began = self.began, None
+            if item is not None or self.parser.is_idle:
+                self.last_began, self.began = self.began, None if self.parser.is_idle else self.heard
             if item is not None:
                 yield item
 
     def discard(self) -> None:
         """Read for nothing: closing a socket with unread bytes could lose what we sent."""
-        self._receive(memoryview(bytearray(WORK_BYTES)))
+        self._receive([memoryview(bytearray(WORK_BYTES))])
 
     def write(self, bytes_max: int | None = None) -> Iterator[Outgoing]:
         """Send what is queued, as far as the socket takes it; yields each message that has left completely.
@@ -106,15 +107,22 @@ class Connection:
         work_bytes, limit = 0, WORK_BYTES if bytes_max is None else min(WORK_BYTES, bytes_max)
         while work_bytes < limit and self.outgoing and not self.dialling:
             if not self._writing:
-                frame = next(self.outgoing[0].frames, None)
-                if frame is None:
-                    yield self.outgoing.popleft()
-                    continue
-                self._writing = [memoryview(buffer) for buffer in frame]
-            count = self._send(None if bytes_max is None else limit - work_bytes)
-            if not count:
+                self._writing = self._next_frames()
+            if not self._writing:
+                yield self.outgoing.popleft()
+                continue
+            work_bytes += self._send(None if bytes_max is None else limit - work_bytes)
+            if self._writing:  # the socket takes no more, or the rate lets no more through
                 return
-            work_bytes += count
+
+    def _next_frames(self) -> list[memoryview]:
+        """Of the first message; a small frame goes with the one behind it, or it would wake the reader for nothing."""
+        buffers: list[memoryview] = []
+        for frame in self.outgoing[0].frames:
+            buffers += map(memoryview, frame)
+            if len(buffers[-1]) >= SMALL_BYTES:
+                break
+        return buffers
 
     def finish(self) -> None:
         """Tell the other side that this was all."""
@@ -129,9 +137,9 @@ class Connection:
         self._writing = []
         self.sock.close()
 
-    def _receive(self, target: memoryview) -> int:
+    def _receive(self, buffers: list[memoryview]) -> int:
         try:
-            count = self.sock.recv_into(target)
+            count = self.sock.recvmsg_into(buffers)[0]
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -354,8 +354,9 @@ class TcpEndpoint(ABC):
         elif events & READ and connection.draining:
             self._discard(connection)
         elif events & READ and self._may_read(connection):
-            connection.passed_over = False
-            self._watch(connection)
+            if connection.passed_over:
+                connection.passed_over = False
+                self._watch(connection)
             self._read(connection)
         elif events & READ:
             connection.passed_over = True

@@ -207,7 +207,7 @@ def learner_dialect(payload_limit: PayloadLimit) -> Dialect:
 
 
 class Parser:
-    """Reads one connection: `buffer()` says where the next bytes go, `received(n)` that n of them are there.
+    """Reads one connection: `buffers()` says where the next bytes go, `received(n)` that n of them are there.
 
     `legal` holds the frame kinds that may come at present; the owner changes it when the handshake is over. A
     chunk is received straight into its payload. After a ProtocolError the parser is spent.
@@ -217,13 +217,21 @@ class Parser:
         self.legal = STRANGER
         self.transfers = transfers or Transfers()
         self._dialect = dialect
+        self._filled = 0  # bytes of the target that are here
+        self._complete: Callable[[], Delivery | Handshake | None]
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._prefix = memoryview(bytearray(PREFIX.size))
         self._expect(self._header, self._header_complete)
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty."""
-        return self._target[self._filled :]
+        return self.buffers()[0]
+
+    def buffers(self) -> list[memoryview]:
+        """The same, and behind a frame's the place of the next header, so that one call can fill both."""
+        if self._filled == len(self._target):  # a header that came with the frame before it
+            self._complete()
+        return [self._target[self._filled :], *self._behind]
 
     @property
     def is_idle(self) -> bool:
@@ -231,13 +239,16 @@ class Parser:
         return self._target is self._header and not self._filled and not self.transfers.is_open
 
     def received(self, count: int) -> Delivery | Handshake | None:
-        """Take note of `count` bytes in `buffer()`; returns what they complete, if anything."""
+        """Take note of `count` bytes in `buffers()`; returns what they complete, if anything."""
         self._filled += count
-        if self._target is self._header and self._header[: self._filled][:4] != MAGIC[: self._filled]:
-            raise ProtocolError(f"not a Skerry frame: it begins with {bytes(self._header[: self._filled])!r}")
-        if self._filled < len(self._target):
+        if self._target is self._header:
+            self._check_magic()
+        beyond = self._filled - len(self._target)
+        if beyond < 0:
             return None
-        return self._complete()
+        item = self._complete()
+        self._filled = beyond  # of the next header; it is looked at when the item is taken
+        return item
 
     def feed(self, data: Payload) -> list[Delivery | Handshake]:
         """Everything that these bytes complete, wherever the stream was cut."""
@@ -251,10 +262,22 @@ class Parser:
                 items.append(item)
         return items
 
-    def _expect(self, target: memoryview, complete: Callable[[], Delivery | Handshake | None]) -> None:
-        self._target, self._filled, self._complete = target, 0, complete
+    def _expect(
+        self,
+        target: memoryview,
+        complete: Callable[[], Delivery | Handshake | None],
+        behind: tuple[memoryview, ...] = (),
+    ) -> None:
+        self._target, self._filled, self._complete, self._behind = target, 0, complete, behind
+
+    def _check_magic(self) -> None:
+        """At the first byte that is wrong: who speaks another protocol may never send a whole header."""
+        begins = bytes(self._header[: self._filled])
+        if begins[:4] != MAGIC[: self._filled]:
+            raise ProtocolError(f"not a Skerry frame: it begins with {begins!r}")
 
     def _header_complete(self) -> None:
+        self._check_magic()
         _, version, self._kind, reserved, self._body_bytes, self._checksum = HEADER.unpack_from(self._header)
         if CHECK.unpack_from(self._header, HEADER.size)[0] != zlib.crc32(self._header[: HEADER.size]):
             raise ProtocolError("corrupt frame header")
@@ -273,12 +296,12 @@ class Parser:
         elif self._kind == CHUNK:
             self._expect(self._prefix, self._prefix_complete)
         else:
-            self._expect(memoryview(bytearray(self._body_bytes)), self._body_complete)
+            self._expect(memoryview(bytearray(self._body_bytes)), self._body_complete, (self._header,))
 
     def _prefix_complete(self) -> None:
         self._transfer, offset = PREFIX.unpack(self._prefix)
         target = self.transfers.claim(self._transfer, offset, self._body_bytes - PREFIX.size)
-        self._expect(target, self._chunk_complete)
+        self._expect(target, self._chunk_complete, (self._header,))
 
     def _chunk_complete(self) -> Delivery | None:
         self._verify(self._prefix, self._target)

@@ -34,6 +34,7 @@ class Loop:
         self._ended = False
         self._lock = threading.Lock()  # over the two above
         self._selector = selectors.DefaultSelector()
+        self._watched: dict[socket.socket, tuple[int, int]] = {}  # for which events, and with which priority
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -50,15 +51,16 @@ class Loop:
 
     def watch(self, sock: socket.socket, events: int, priority: int, handler: Handler) -> None:
         """Call the handler whenever one of the events is there; a socket keeps the handler it came with."""
-        key = self._selector.get_map().get(sock)
-        if key is None:
+        watched = self._watched.get(sock)
+        if watched is None:
             self._selector.register(sock, events, (priority, handler))
-        elif (key.events, key.data[0]) != (events, priority):
+        elif watched != (events, priority):
             self._selector.modify(sock, events, (priority, handler))
+        self._watched[sock] = (events, priority)
 
     def forget(self, sock: socket.socket) -> None:
         """Stop watching an open socket; it may be one that is not watched."""
-        if sock in self._selector.get_map():
+        if self._watched.pop(sock, None) is not None:
             self._selector.unregister(sock)
 
     def _run(self) -> None:
@@ -80,10 +82,11 @@ class Loop:
     def _turn(self, wait_s: float) -> None:
         for key, events in sorted(self._selector.select(wait_s), key=_priority):
             key.data[1](events)
-        with self._lock:
-            calls, self._calls = self._calls, deque()
-        for call in calls:
-            call()
+        if self._calls:
+            with self._lock:
+                calls, self._calls = self._calls, deque()
+            for call in calls:
+                call()
 
     def _woken(self, events: int) -> None:
         self._wake_in.recv(4096)
