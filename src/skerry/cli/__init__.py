@@ -225,6 +225,11 @@ def counting(kind: Kind) -> Callable[[str], int]:
     return read
 
 
+def listed(kind: Kind) -> Callable[[str], tuple[int, ...]]:
+    """Several of them, between commas."""
+    return lambda text: tuple(counting(kind)(one) for one in text.split(","))
+
+
 def print_json(record: object) -> None:
     sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
 

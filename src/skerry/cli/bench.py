@@ -4,7 +4,9 @@ codec     how quickly numbers are made small and large again, against a plain co
 join      how long a learner takes to get the whole model, and what memory that takes
 learner   what attaching to a syncer costs a training loop (key `ratio`: attached tokens/s over plain tokens/s)
 merge     how quickly contributions become the next version, stage by stage, without network and disk
+start     how long a syncer takes to open its port, fresh and after a kill, and what memory and disk that takes
 syncer    what a syncer carries: merges/s, who is in them, CPU, delays and memory under synthetic learners
+wire      what frames cost: CPU of both sides for payloads over loopback, against bare sockets
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rich.table import Table
 
 from skerry import cli
 from skerry import config as configs
-from skerry.cli import bench_kernels
+from skerry.cli import bench_kernels, bench_processes
 from skerry.errors import Refusal
 from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
@@ -33,7 +35,7 @@ STEP_S = Kind(seconds, 1e-3, 3600)
 STEPS_PER_S = Kind(number, 1 / STEP_S.high, 1 / STEP_S.low)
 EVERY = Kind(count, 1, configs.most("sync.sync_every"))
 FRAGMENTS = Kind(count, 1, configs.most("sync.num_fragments"))
-PARAMS = Kind(count, 1, 1e11)
+PARAMETERS = Kind(count, 1, 1e11)
 SECONDS = Kind(seconds, 0.5, 3600)
 CORES = Kind(count, 0, 4096)
 ROUND_TRIP = Kind(milliseconds, 0, 60, "0 to 60 s")
@@ -95,7 +97,7 @@ def _join(words: Sequence[str]) -> int:
         "temporary files (TMPDIR) and takes 12 bytes a parameter there.",
     )
     add = parser.add_argument
-    add("--params", type=cli.counting(PARAMS), default=20_000_000, metavar="N", help="of the model (default 20M)")
+    add("--parameters", type=cli.counting(PARAMETERS), default="20M", metavar="N", help="of the model (%(default)s)")
     add("--rtt", type=cli.typed(ROUND_TRIP), default=0.0, metavar="MS", help="round trip of the link, through a proxy")
     add("--rate", type=cli.typed(RATE), default=0.0, metavar="MBIT", help="of the link each way, through a proxy")
     add("--json", action="store_true", help="print one JSON object")
@@ -103,7 +105,7 @@ def _join(words: Sequence[str]) -> int:
     from skerry.proof.bench.join import Link, measure
 
     link = Link(options.rtt, options.rate)
-    joined = measure(options.params, link, overrides, lambda text: print(text, file=sys.stderr, flush=True))
+    joined = measure(options.parameters, link, overrides, lambda text: print(text, file=sys.stderr, flush=True))
     cli.tell(joined, options.json, lambda found: print(_joined(found)))
     return 0
 
@@ -134,7 +136,7 @@ def _syncer(words: Sequence[str]) -> int:
     add("--step-s", type=cli.typed(STEP_S), metavar="S", help="seconds a step of each takes (default 0.07)")
     add("--rows", type=_rows, metavar="MxR,…", help="several loads instead, as learners x steps/s: 64x5,64x10,384x1")
     add("--every", type=cli.counting(EVERY), default=24, metavar="H", help="steps between two syncs of a fragment (24)")
-    add("--params", type=cli.counting(PARAMS), default=1_300_000, metavar="N", help="of the model (default 1.3M)")
+    add("--parameters", type=cli.listed(PARAMETERS), default="1.3M", metavar="N,…", help="of the model (%(default)s)")
     add("--fragments", type=cli.counting(FRAGMENTS), default=24, metavar="P", help="that they are spread over (24)")
     add("--seconds", type=cli.typed(SECONDS), default=20.0, metavar="S", help="measured, after the first H steps (20)")
     add("--cores", type=cli.counting(CORES), default=0, metavar="C", help="for the syncer alone (0: all share all)")
@@ -170,16 +172,17 @@ def _loads(options: argparse.Namespace) -> list[Load]:
 
     if options.rows and (options.learners or options.step_s):
         raise Refusal("--rows: says the learners and their steps, so --learners and --step-s have no place beside it")
-    if options.params < options.fragments:
-        raise Refusal(f"--params {options.params}: fewer than the {options.fragments} fragments they are spread over")
+    if (least := min(options.parameters)) < options.fragments:
+        raise Refusal(f"--parameters {least}: fewer than the {options.fragments} fragments they are spread over")
     return [
-        Load(learners, step_s, options.every, options.fragments, options.params, options.seconds, options.cores)
+        Load(learners, step_s, options.every, options.fragments, parameters, options.seconds, options.cores)
         for learners, step_s in options.rows or [(options.learners or 8, options.step_s or 0.07)]
+        for parameters in options.parameters
     ]
 
 
 def _name(load: Load) -> str:
-    return f"{load.learners} x {1 / load.step_s:.3g}/s"
+    return f"{load.learners} x {1 / load.step_s:.3g}/s, {load.parameters / 1e6:g}M"
 
 
 def _teller(load: Load) -> Callable[[str], None]:
@@ -190,7 +193,7 @@ def _teller(load: Load) -> Callable[[str], None]:
 def _show(rows: Sequence[Measured]) -> None:
     """A column for each load: there are few of them, and much to say of each."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("learners x steps")
+    table.add_column("learners x steps, parameters")
     for row in rows:
         table.add_column(_name(row.load), justify="right")
     for lines in zip(*(_cells(row) for row in rows), strict=True):
@@ -205,6 +208,7 @@ def _cells(row: Measured) -> list[tuple[str, str]]:
     return [
         ("merges/s", f"{row.merges_per_s:.3g}"),
         ("  asked", f"{row.merges_per_s_asked:.3g}"),
+        ("merged parameters/s, M", f"{row.merged_parameters_per_s / 1e6:.3g}"),
         ("learners in a merge", _number(row.contributors_mean, ".2f")),
         ("steps a contribution spans", _number(row.span_steps_mean, ".1f")),
         ("gain", _number(row.gain_mean, ".2f")),
@@ -216,9 +220,16 @@ def _cells(row: Measured) -> list[tuple[str, str]]:
         ("  its deciding thread", _number(row.cpu_deciding, ".2f")),
         ("  missed, as others ran", _number(row.cpu_missed, ".2f")),
         ("  ms a merge", _number(row.cpu_ms_per_merge, ".1f")),
+        ("  ns a merged parameter", _number(row.cpu_ns_per_parameter, ".1f")),
+        ("    of a plain copy's pace", _number(row.of_bandwidth, ".2f")),
+        ("    sockets beside it", _number(row.sockets_ns_per_parameter, ".1f")),
+        ("bytes written a merged parameter", _number(row.bytes_written_per_parameter, ".2f")),
+        ("fsyncs/s of the tape", f"{row.fsyncs_per_s:.3g}"),
+        ("  merges in one", _number(row.merges_per_fsync, ".2f")),
         ("oldest status, s", f"{row.status_age_s_max:.1f}"),
         ("SIGTERM to its end, s", _number(row.sigterm_s, ".1f")),
         ("syncer's memory, peak", _bytes(row.memory_peak_bytes)),
+        ("  bytes a parameter, at the end", _number(row.rss_bytes_per_parameter, ".1f")),
         ("  without learners", _bytes(row.memory_idle_bytes)),
         ("  values and deltas", _bytes(row.memory_state_bytes)),
     ]
@@ -266,5 +277,7 @@ SUBJECTS = {
     "join": _join,
     "learner": _learner,
     "merge": bench_kernels.run_merge,
+    "start": bench_processes.run_start,
     "syncer": _syncer,
+    "wire": bench_processes.run_wire,
 }

@@ -36,7 +36,7 @@ def run_merge(words: Sequence[str]) -> int:
     add = parser.add_argument
     add(
         "--sizes",
-        type=_numbers(SIZE),
+        type=cli.listed(SIZE),
         default="450k,4M,16M",
         metavar="N,…",
         help="parameters of a fragment (%(default)s)",
@@ -44,7 +44,7 @@ def run_merge(words: Sequence[str]) -> int:
     add(
         "--learners", type=cli.counting(LEARNERS), default=8, metavar="M", help="contributions to a merge (%(default)s)"
     )
-    add("--threads", type=_numbers(THREADS), default="1", metavar="T,…", help="that merge (%(default)s)")
+    add("--threads", type=cli.listed(THREADS), default="1", metavar="T,…", help="that merge (%(default)s)")
     add("--rules", type=_names(RULES), default="rda", metavar="RULE,…", help=f"of {', '.join(RULES)} (%(default)s)")
     add(
         "--codecs", type=_names(CODECS), default="int4", metavar="CODEC,…", help=f"of {', '.join(CODECS)} (%(default)s)"
@@ -65,8 +65,8 @@ def run_codec(words: Sequence[str]) -> int:
         description="What encoding and decoding take; in between as many threads copy memory.",
     )
     add = parser.add_argument
-    add("--sizes", type=_numbers(SIZE), default="4M", metavar="N,…", help="parameters (%(default)s)")
-    add("--threads", type=_numbers(THREADS), default="1", metavar="T,…", help="that share one (%(default)s)")
+    add("--sizes", type=cli.listed(SIZE), default="4M", metavar="N,…", help="parameters (%(default)s)")
+    add("--threads", type=cli.listed(THREADS), default="1", metavar="T,…", help="that share one (%(default)s)")
     add("--codecs", type=_names(CODECS), default=",".join(CODECS), metavar="CODEC,…", help="(%(default)s)")
     add("--json", action="store_true", help="print one JSON object")
     options = _parsed(parser, words)
@@ -85,11 +85,6 @@ def _parsed(parser: cli.Parser, words: Sequence[str]) -> argparse.Namespace:
     if max(options.threads) > cores:
         print(f"skerry: {max(options.threads)} threads share {cores} cores here", file=sys.stderr)
     return options
-
-
-def _numbers(kind: Kind) -> Callable[[str], tuple[int, ...]]:
-    """Whole numbers between commas."""
-    return lambda text: tuple(cli.counting(kind)(one) for one in text.split(","))
 
 
 def _names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:

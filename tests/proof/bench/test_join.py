@@ -9,11 +9,11 @@ from cli.called import called
 
 @pytest.mark.parametrize("link", [[], ["--rtt", "20", "--rate", "100"]])
 def test_a_small_model_gets_there(capsys, link):
-    words = ["--json", "--params", "300k", "--sync.num_fragments", "6", *link]
+    words = ["--json", "--parameters", "300k", "--sync.num_fragments", "6", *link]
     code, out, _ = called(capsys, "bench", "join", *words)
     found = json.loads(out)
     assert code == 0 and out.count("\n") == 1
-    assert (found["params"], found["fragments"], found["model_bytes"]) == (300_000, 6, 1_200_000)
+    assert (found["parameters"], found["fragments"], found["model_bytes"]) == (300_000, 6, 1_200_000)
     assert found["wire_bytes"] > found["model_bytes"] and found["joined_s"] > 0
     assert found["needed_s"] == (pytest.approx(1_200_000 * 8 / 100e6) if link else None)
 
@@ -21,7 +21,7 @@ def test_a_small_model_gets_there(capsys, link):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--params", "3"], "--params 3: fewer than the 24 fragments"),
+        (["--parameters", "3"], "--parameters 3: fewer than the 24 fragments"),
         (["--rtt", "-1"], "'-1' is negative"),
         (["--rate", "0"], "'0' must be from 1kbit to 1Tbit"),
         (["--sync.bogus", "9"], "unknown key sync.bogus"),

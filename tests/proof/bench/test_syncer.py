@@ -14,7 +14,7 @@ from skerry.proof.bench.cores import Cores, Usage
 from skerry.proof.bench.swarm import Blank, Blanks
 from skerry.proof.bench.syncer import DECIDING, Load, measure, prepared
 
-LOAD = Load(learners=2, step_s=0.05, sync_every=2, fragments=3, params=10_000, seconds=2.0)
+LOAD = Load(learners=2, step_s=0.05, sync_every=2, fragments=3, parameters=10_000, seconds=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,23 @@ def test_the_cpu_of_the_threads_is_that_of_the_process(measured):
     assert measured.cpu == pytest.approx(sum(measured.cpu_by_thread.values()))
     assert measured.cpu_deciding == measured.cpu_by_thread[DECIDING]
     assert "skerry-server" in measured.cpu_by_thread and measured.cpu_missed >= 0
-    assert measured.memory_peak_bytes >= measured.memory_idle_bytes > measured.memory_state_bytes > 12 * LOAD.params
+    assert measured.memory_peak_bytes >= measured.memory_idle_bytes > measured.memory_state_bytes > 12 * LOAD.parameters
+
+
+def test_what_a_merged_parameter_costs(measured):
+    assert (measured.learners, measured.parameters) == (LOAD.learners, LOAD.parameters)
+    assert 0 < measured.merged_parameters_per_s <= measured.merges_per_s * LOAD.parameters
+    assert measured.fsyncs_per_s > 0 and measured.merges_per_fsync > 0
+    assert measured.quorum_to_publish_p99_ms == pytest.approx(1e3 * measured.quorum_to_publication_s.p99)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system tells no thread's CPU time")
+def test_what_the_system_tells_is_for_a_merged_parameter(measured):
+    merged = measured.merged_parameters_per_s * measured.seconds
+    per_parameter_ns = measured.cpu_ns_per_parameter + measured.sockets_ns_per_parameter
+    assert per_parameter_ns * merged / 1e9 == pytest.approx(measured.cpu * measured.seconds)
+    assert 0 < measured.of_bandwidth < 10 and measured.bytes_written_per_parameter > 1
+    assert measured.rss_bytes_per_parameter > 12
 
 
 def test_it_says_how_far_it_is(measured, told):
@@ -64,11 +80,18 @@ def test_it_says_how_far_it_is(measured, told):
 
 
 def test_two_rows_as_json(capsys):
-    words = ["--rows", "1x20,2x10", "--every", "2", "--params", "10k", "--fragments", "2", "--seconds", "0.5"]
+    words = ["--rows", "1x20,2x10", "--every", "2", "--parameters", "10k", "--fragments", "2", "--seconds", "0.5"]
     code, out, err = called(capsys, "bench", "syncer", "--json", *words)
     rows = json.loads(out)["rows"]
-    assert code == 0 and out.count("\n") == 1 and err.startswith("1 x 20/s: ")
+    assert code == 0 and out.count("\n") == 1 and err.startswith("1 x 20/s, 0.01M: ")
     assert [(row["load"]["learners"], row["load"]["step_s"]) for row in rows] == [(1, 0.05), (2, 0.1)]
+
+
+def test_several_models_as_json(capsys):
+    words = ["--learners", "1", "--step-s", "0.05", "--every", "2", "--parameters", "10k,20k", "--fragments", "2"]
+    code, out, _ = called(capsys, "bench", "syncer", "--json", *words, "--seconds", "0.5")
+    rows = json.loads(out)["rows"]
+    assert code == 0 and [(row["learners"], row["parameters"]) for row in rows] == [(1, 10_000), (1, 20_000)]
 
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -118,7 +141,7 @@ def test_without_a_number_of_cores_nobody_is_pinned():
         (["--step-s", "-1"], "'-1' is negative"),
         (["--every", "0"], "'0' must be from 1 to"),
         (["--seconds", "0"], "'0' must be from 0.5s to 1h"),
-        (["--params", "7", "--fragments", "8"], "--params 7: fewer than the 8 fragments"),
+        (["--parameters", "7", "--fragments", "8"], "--parameters 7: fewer than the 8 fragments"),
         (["--cores", "4000"], "--cores 4000: of the"),
         (["--rows", "64"], "'64' is not learners x steps/s, like 64x5"),
         (["--rows", "64x0"], "'0' must be from"),

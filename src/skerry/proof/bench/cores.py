@@ -97,6 +97,15 @@ def memory_bytes(pid: int, which: str) -> int | None:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{which}:")), None)
 
 
+def written_bytes(pid: int) -> int | None:
+    """What a process has handed to `write` and its kin, which sockets are not; None where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
+
+
 def forget_peak(pid: int) -> None:
     """Have `VmHWM` of a process count from now on, where the system can."""
     with contextlib.suppress(OSError):

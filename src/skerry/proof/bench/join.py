@@ -51,7 +51,7 @@ class Link(Struct, frozen=True):
 class Joined(Struct, frozen=True):
     """One join; None where the system does not tell, or the link has no rate."""
 
-    params: int
+    parameters: int
     fragments: int
     link: Link
     model_bytes: int
@@ -84,12 +84,14 @@ class PlainParameters:
     def reset_optimizer(self) -> None: ...
 
 
-def measure(params: int, link: Link, overrides: list[tuple[str, object]], tell: Callable[[str], None]) -> Joined:
+def measure(parameters: int, link: Link, overrides: list[tuple[str, object]], tell: Callable[[str], None]) -> Joined:
     base = Config(run=configs.Run(name="bench", learners=1, minutes=MINUTES))
     config = configs.validate(configs.resolve(base, None, overrides))
-    if params < config.sync.num_fragments:
-        raise Refusal(f"--params {params}: fewer than the {config.sync.num_fragments} fragments (sync.num_fragments)")
-    layout = even(params, config.sync.num_fragments)
+    if parameters < config.sync.num_fragments:
+        raise Refusal(
+            f"--parameters {parameters}: fewer than the {config.sync.num_fragments} fragments (sync.num_fragments)"
+        )
+    layout = even(parameters, config.sync.num_fragments)
     algo.warm_up()
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
         local = LocalRun(Path(folder), [], [])
@@ -99,7 +101,7 @@ def measure(params: int, link: Link, overrides: list[tuple[str, object]], tell: 
             tell("starting the syncer")
             local.start_syncer()
             tell("joining")
-            return _join(local, config, layout, params, link)
+            return _join(local, config, layout, parameters, link)
 
 
 def _create(root: Path, config: Config, layout: Layout) -> None:
@@ -108,28 +110,28 @@ def _create(root: Path, config: Config, layout: Layout) -> None:
         begin(store, config, layout, lambda fragment: dice.standard_normal(fragment.size, np.float32))
 
 
-def _join(local: LocalRun, config: Config, layout: Layout, params: int, link: Link) -> Joined:
+def _join(local: LocalRun, config: Config, layout: Layout, parameters: int, link: Link) -> Joined:
     assert local.syncer is not None and local.syncer.process is not None
     pid = local.syncer.process.pid
     before = cores.memory_bytes(pid, "VmRSS")
     cores.forget_peak(pid)
-    parameters = PlainParameters(split(layout, config.sync.num_fragments, config.sync.cut_tensors))
+    model = PlainParameters(split(layout, config.sync.num_fragments, config.sync.cut_tensors))
     with _reached(local.port, link) as port:
         began = time.monotonic()
-        shell = LearnerShell("bench", layout, parameters, "127.0.0.1", port, None)
+        shell = LearnerShell("bench", layout, model, "127.0.0.1", port, None)
         shell.start(JOIN_S_MAX)
         joined_s = time.monotonic() - began
         wire_bytes = shell.client.bytes_in
         shell.close(timeout_s=0.0)
     return Joined(
-        params=params,
+        parameters=parameters,
         fragments=config.sync.num_fragments,
         link=link,
-        model_bytes=4 * params,
+        model_bytes=4 * parameters,
         wire_bytes=wire_bytes,
         joined_s=joined_s,
-        needed_s=4 * params * 8 / link.bits_per_s if link.bits_per_s else None,
-        syncer_state_bytes=12 * params,
+        needed_s=4 * parameters * 8 / link.bits_per_s if link.bits_per_s else None,
+        syncer_state_bytes=12 * parameters,
         syncer_before_bytes=before,
         syncer_peak_bytes=cores.memory_bytes(pid, "VmHWM"),
         learner_peak_bytes=cores.memory_bytes(os.getpid(), "VmHWM"),

@@ -25,7 +25,7 @@ from skerry.algo.memory import Arrays
 from skerry.algo.merge import Held
 from skerry.algo.outer import OuterStep
 from skerry.plan.layouts import even
-from skerry.proof.bench.reference import ROUNDS, Spread, Tell, check_memory, copy_gb_s, spread
+from skerry.proof.bench.reference import ROUNDS, Spread, Tell, check_memory, copy_gb_s, merge_bytes, spread
 
 STAGES = ("inspect", "merge", "advance", "hash")
 DELTA_CODEC = "bf16"
@@ -153,9 +153,8 @@ class _Work:
 
     @property
     def bytes_moved(self) -> int:
-        size = self.fragment.size
-        made = codecs.payload_bytes(DELTA_CODEC, size) + codecs.payload_bytes(self.codec, size)
-        return sum(payload.size for payload in self.payloads) + 24 * size + made
+        read = sum(payload.size for payload in self.payloads)
+        return merge_bytes(read, self.fragment.size, DELTA_CODEC, self.codec)
 
 
 class _Stages:

@@ -5,7 +5,9 @@ Subject and reference take turns, so what slows the machine for a while slows bo
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
+from skerry.algo import codecs
 from skerry.algo.fragments import F32
 from skerry.errors import Refusal
 from skerry.text import size as size_text
@@ -53,6 +56,21 @@ def _copy(pair: tuple[F32, F32]) -> None:
     source, target = pair
     for _ in range(COPIES):
         np.copyto(target, source)
+
+
+def merge_bytes(contributions_bytes: int, size: int, delta_codec: str, codec_down: str) -> int:
+    """What a merge has to touch at least: contributions, both versions, delta and what is published, each once."""
+    made = codecs.payload_bytes(delta_codec, size) + codecs.payload_bytes(codec_down, size)
+    return contributions_bytes + 24 * size + made
+
+
+def check_disk(needed_bytes: float, option: str) -> None:
+    """Refuse what the folder for temporary files has no room for."""
+    folder = tempfile.gettempdir()
+    if needed_bytes > (there := shutil.disk_usage(folder).free):
+        raise Refusal(
+            f"{option}: needs {size_text(needed_bytes)} in {folder}, and {size_text(there)} are free (TMPDIR)"
+        )
 
 
 def check_memory(needed_bytes: float, option: str) -> None:

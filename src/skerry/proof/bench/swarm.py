@@ -2,8 +2,9 @@
 
 Once they are started they take a step every so often, and follow the protocol as learners do: snapshots at step
 boundaries, honest positions, outstanding contributions, bases, reports. Only the arrays are missing. What they send is
-one valid payload for each length, and what they are sent is believed, so an answer costs them next to nothing and the
-syncer is what is measured. The traffic in each one's reports is that of all of them together: they share an endpoint.
+one payload of random drift for each length, made once for all of them, and what they are sent is believed, so an answer
+costs them next to nothing and the syncer is what is measured. The traffic in each one's reports is that of all of them
+together: they share an endpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from skerry.wire.transport import Inbox, Lost, Opened, Received, WireEvent
 
 DIALS_MAX = 16  # at once: a syncer lets the oldest of too many strangers go
 TOKENS = 512  # of one step
-DRIFT = 1e-4  # what every parameter is said to have moved by
+DRIFT = 1e-4  # how far parameters are said to have moved, about
 FP32_BYTES = 4
 
 
@@ -79,7 +80,9 @@ class Blanks(Float32):
 
 @cache
 def _payload(codec: str, size: int) -> memoryview:
-    return codecs.encode(codec, np.full(size, DRIFT, np.float32)).data
+    drift = np.random.default_rng(size).standard_normal(size, np.float32)
+    drift *= np.float32(DRIFT)
+    return codecs.encode(codec, drift).data
 
 
 class BlankParameters:

@@ -4,8 +4,11 @@ A load of M learners at 1/step_s steps a second with H and P asks for P / (H ste
 Learners take their first step when all have joined, or those who did within JOIN_S_MAX. The measured stretch begins one
 interval of H steps after that, when every fragment has been due.
 
-Counts come from the tape, times from the learners (one clock for all of them), CPU and memory from the system. The run
-lies in the folder for temporary files: TMPDIR says on which disk, and a syncer waits for its disk.
+Counts come from the tape, times from the learners (one clock for all of them), CPU, memory and what was written from
+the system. The run lies in the folder for temporary files: TMPDIR says on which disk, and a syncer waits for its disk.
+
+A merged parameter is one of a version: however many contributions are in it, it counts once. What it costs is CPU time,
+so the figures hold for a syncer that has time to spare as well as for one that has not.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import resource
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +29,7 @@ from msgspec import Struct
 
 from skerry import algo
 from skerry import config as configs
+from skerry.algo import codecs
 from skerry.algo.fragments import Layout, split
 from skerry.config import Config
 from skerry.core.facts import Decision, Row
@@ -34,6 +39,8 @@ from skerry.plan.layouts import even
 from skerry.plan.needs import syncer_memory
 from skerry.proof.bench import cores
 from skerry.proof.bench.cores import Cores, Usage
+from skerry.proof.bench.merge import DELTA_CODEC
+from skerry.proof.bench.reference import Tell, check_disk, copy_gb_s, merge_bytes
 from skerry.proof.bench.swarm import Sightings, Swarm
 from skerry.run.genesis import begin
 from skerry.run.tally import tally
@@ -41,14 +48,15 @@ from skerry.shell.local import Child, LocalRun
 from skerry.store.store import Store
 
 MAIN, DECIDING = "MainThread", "deciding"  # what the syncer's main thread is called, and what it does
+SOCKETS = "skerry-server"  # the thread that has the sockets
+STATE_BYTES = 12  # a parameter: values, velocity and residual
+COPIED = 1 << 24  # numbers that are copied to see what this machine's memory carries: more than its caches hold
 MINUTES = configs.most("run.minutes")  # a budget that no measurement spends
 POLL_S = 0.1
 TELL_S = 5.0  # between two lines of progress
 JOIN_S_MAX = 120.0
 SIGTERM_S_MAX = 60.0  # then the syncer is killed, and the answer is that there was none
 SPARE_FILES = 128  # beside a process's sockets
-
-Tell = Callable[[str], None]
 
 
 class Load(Struct, frozen=True):
@@ -58,7 +66,7 @@ class Load(Struct, frozen=True):
     step_s: float
     sync_every: int  # H
     fragments: int  # P
-    params: int
+    parameters: int
     seconds: float  # measured
     cores: int = 0  # for the syncer alone, the learners have the others; 0: all share all
 
@@ -84,6 +92,18 @@ class Spread(Struct, frozen=True):
 
 class Measured(Struct, frozen=True):
     """What a syncer did under a load; None where the system does not tell, or where nothing happened to speak of."""
+
+    learners: int
+    parameters: int
+    merged_parameters_per_s: float
+    cpu_ns_per_parameter: float | None  # for a merged one, without the sockets' thread
+    sockets_ns_per_parameter: float | None  # of that thread
+    of_bandwidth: float | None  # bytes that merges touch at least in a second of that CPU time, over those of a copy
+    bytes_written_per_parameter: float | None  # to files, for a merged one, as handed to the system
+    fsyncs_per_s: float  # of the tape
+    merges_per_fsync: float | None
+    quorum_to_publish_p99_ms: float | None
+    rss_bytes_per_parameter: float | None  # in memory when the stretch ended, for one of the model
 
     load: Load
     pinned: bool  # the syncer had its cores to itself
@@ -133,6 +153,7 @@ class Look(Struct, frozen=True):
     joined: int
     steps: int
     usage: Usage | None
+    written_bytes: int | None
     fast_forwards: int
     links_lost: int
 
@@ -140,8 +161,9 @@ class Look(Struct, frozen=True):
 def prepared(load: Load, overrides: Iterable[tuple[str, Any]] = ()) -> Job:
     """Everything that can be refused about a load is refused here, before anything is started."""
     config = _configured(load, overrides)
+    check_disk(STATE_BYTES * load.parameters, f"--parameters {load.parameters}")
     _allow_files(load.learners, 1 + config.wire.streams)
-    return Job(load, config, even(load.params, load.fragments), cores.divided(load.cores))
+    return Job(load, config, even(load.parameters, load.fragments), cores.divided(load.cores))
 
 
 def _configured(load: Load, overrides: Iterable[tuple[str, Any]]) -> Config:
@@ -190,11 +212,15 @@ class _Bench:
     def __init__(self, job: Job, local: LocalRun, tell: Tell) -> None:
         self.load, self.config, self.layout, self.division = job
         self.local, self.tell = local, tell
+        sync = job.config.sync
+        self.fragments = split(job.layout, sync.num_fragments, sync.cut_tensors)
+        self.sizes = [sum(slot.size for slot in fragment.slots) for fragment in self.fragments]  # without padding
         self.status_age_s_max = 0.0
         self._told_at = float("-inf")
 
     def run(self) -> Measured:
         with cores.confined(self.division.syncer):
+            copied_gb_s = _copied_gb_s()
             self.local.start_syncer()
         idle_bytes = cores.memory_bytes(self.pid, "VmRSS")
         with self._swarm() as swarm:
@@ -204,13 +230,28 @@ class _Bench:
             before, self.status_age_s_max = self._look(swarm), 0.0
             self._wait(swarm, self.load.seconds, "measuring")
             after, status = self._look(swarm), self._status()
-            peak_bytes = cores.memory_bytes(self.pid, "VmHWM")
+            rss_bytes, peak_bytes = (cores.memory_bytes(self.pid, which) for which in ("VmRSS", "VmHWM"))
             sigterm_s = self._terminate()
-        decisions = self._decisions(before.wall, after.wall)
+        decisions, fsyncs = self._decisions(before.wall, after.wall)
         rows = [row for decision in decisions for row in _merged(decision)]
         seconds, cpu_s = after.at - before.at, _cpu_s(before, after, status)
         busy_s = None if cpu_s is None else sum(cpu_s.values())
+        merged = sum(self.sizes[decision.fragment] for decision in decisions)
+        sockets_s = None if cpu_s is None else cpu_s.get(SOCKETS, 0.0)
+        merging_s = None if busy_s is None or sockets_s is None else busy_s - sockets_s
+        publication_s = _spread(_publication_s(decisions, swarm.seen))
         return Measured(
+            learners=self.load.learners,
+            parameters=self.load.parameters,
+            merged_parameters_per_s=merged / seconds,
+            cpu_ns_per_parameter=_over(merging_s, merged, 1e9),
+            sockets_ns_per_parameter=_over(sockets_s, merged, 1e9),
+            of_bandwidth=_over(self._touched_bytes(decisions) if merged else None, merging_s, 1e-9 / copied_gb_s),
+            bytes_written_per_parameter=_over(_written_bytes(before, after), merged),
+            fsyncs_per_s=fsyncs / seconds,
+            merges_per_fsync=_over(len(decisions), fsyncs),
+            quorum_to_publish_p99_ms=None if publication_s is None else 1e3 * publication_s.p99,
+            rss_bytes_per_parameter=_over(rss_bytes, self.load.parameters),
             load=self.load,
             pinned=self.division.syncer is not None,
             seconds=seconds,
@@ -225,7 +266,7 @@ class _Bench:
             contributors_mean=_mean([len(decision.parts) for decision in decisions]),
             span_steps_mean=_mean([row.steps for row in rows]),
             gain_mean=_mean([decision.gain for decision in decisions]),
-            quorum_to_publication_s=_spread(_publication_s(decisions, swarm.seen)),
+            quorum_to_publication_s=publication_s,
             sent_to_settled_s=_spread(_settled_s(swarm.seen, before.at, after.at)),
             cpu=None if busy_s is None else busy_s / seconds,
             cpu_ms_per_merge=None if busy_s is None or not decisions else 1e3 * busy_s / len(decisions),
@@ -298,6 +339,7 @@ class _Bench:
             joined=swarm.joined,
             steps=swarm.steps,
             usage=usage,
+            written_bytes=cores.written_bytes(self.pid),
             fast_forwards=swarm.seen.fast_forwards,
             links_lost=swarm.links_lost,
         )
@@ -317,16 +359,45 @@ class _Bench:
 
     # ------------------------------------------------------------------------------------------ afterwards
 
-    def _decisions(self, since: float, until: float) -> list[Decision]:
-        """The merges committed in this stretch of wall-clock time, from the tape."""
+    def _decisions(self, since: float, until: float) -> tuple[list[Decision], int]:
+        """The merges committed in this stretch of wall-clock time, from the tape, and its fsyncs.
+
+        It has one for each group, and a group has a stamp of its own.
+        """
         with Store.open(self.local.run_dir, readonly=True) as store:
-            return [decision for at, decision in tally(store).merges if since <= at < until]
+            groups = {record.at for record in store.history() if since <= record.at < until}
+            return [decision for at, decision in tally(store).merges if since <= at < until], len(groups)
+
+    def _touched_bytes(self, decisions: Sequence[Decision]) -> int:
+        """That these merges had to read and write at least."""
+        wire, total = self.config.wire, 0
+        for decision in decisions:
+            size = self.fragments[decision.fragment].size
+            contributions = len(decision.parts) * codecs.payload_bytes(wire.codec_up, size)
+            total += merge_bytes(contributions, size, DELTA_CODEC, wire.codec_down)
+        return total
 
     def _state_bytes(self) -> int:
-        sync = self.config.sync
-        sizes = [fragment.size for fragment in split(self.layout, sync.num_fragments, sync.cut_tensors)]
-        needs = syncer_memory(self.config, sizes, rounds=0)
+        needs = syncer_memory(self.config, [fragment.size for fragment in self.fragments], rounds=0)
         return needs["values"] + needs["deltas"]
+
+
+def _copied_gb_s() -> float:
+    """Bytes that one thread reads and writes in a second when it copies."""
+    source, target = np.zeros(COPIED, np.float32), np.zeros(COPIED, np.float32)
+    with ThreadPoolExecutor(1) as pool:
+        return max(copy_gb_s(pool, [(source, target)]) for _ in range(2))  # the first finds untouched memory
+
+
+def _over(what: float | None, parts: float | None, unit: float = 1.0) -> float | None:
+    """So much for each part; None where one of them is not known, or there is no part."""
+    return None if what is None or not parts else unit * what / parts
+
+
+def _written_bytes(before: Look, after: Look) -> int | None:
+    if before.written_bytes is None or after.written_bytes is None:
+        return None
+    return after.written_bytes - before.written_bytes
 
 
 def _merged(decision: Decision) -> list[Row]:

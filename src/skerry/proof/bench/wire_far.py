@@ -1,0 +1,135 @@
+"""The far side of `skerry bench wire`: a process of its own that receives payloads, as a syncer's does.
+
+It says on which ports it listens. Then a line of JSON comes for each stretch; one goes back when it is ready for the
+first payload, and one when the last is here. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import threading
+import time
+from typing import Literal
+
+import msgspec
+import numpy as np
+import xxhash
+from msgspec import Struct
+
+from skerry.wire.frames import CHUNK_BYTES
+from skerry.wire.tcp import Server
+from skerry.wire.transport import Inbox, Lost, Received
+
+HOST = "127.0.0.1"
+STRETCH_S_MAX = 300.0
+DIGEST_BYTES = 8
+
+Subject = Literal["product", "bare"]
+
+
+class Ports(Struct, frozen=True):
+    """Where each subject is to be dialled."""
+
+    product: int
+    bare: int
+
+
+class Stretch(Struct, frozen=True):
+    """So many payloads of so many bytes, dealt to the streams in turn."""
+
+    subject: Subject
+    payload_bytes: int
+    payloads: int
+
+
+class Ready(Struct, frozen=True): ...
+
+
+class Done(Struct, frozen=True):
+    cpu_s: float  # of the far process, in this stretch
+
+
+class Far:
+    """Both subjects, listening."""
+
+    def __init__(self, streams: int) -> None:
+        self.streams = streams
+        self.payload_bytes = 0
+        self.inbox = Inbox()
+        self.server = Server(HOST, 0, None, self.inbox, lambda message: self.payload_bytes, streams=streams)
+        self.listener = socket.create_server((HOST, 0))
+        self.sockets: list[socket.socket] = []
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(self.server.port, self.listener.getsockname()[1])
+
+    def accept(self) -> None:
+        """The bare connections; the server has a thread that takes its own."""
+        self.sockets = [self.listener.accept()[0] for _ in range(self.streams)]
+
+    def receive(self, stretch: Stretch) -> Done:
+        self.payload_bytes = stretch.payload_bytes
+        _say(Ready())
+        began_s = time.process_time()
+        if stretch.subject == "product":
+            self._receive_deliveries(stretch.payloads)
+        else:
+            self._receive_bare(stretch)
+        return Done(time.process_time() - began_s)
+
+    def _receive_deliveries(self, payloads: int) -> None:
+        """Take out of the inbox what the I/O thread has put in, as a node does."""
+        while payloads:
+            event = self.inbox.get(timeout=STRETCH_S_MAX)
+            self.inbox.settle()
+            if isinstance(event, Lost):
+                raise ConnectionError(event.reason)
+            payloads -= isinstance(event, Received)
+
+    def _receive_bare(self, stretch: Stretch) -> None:
+        each = (stretch.payload_bytes, stretch.payloads // self.streams)
+        threads = [threading.Thread(target=_receive_bare, args=(sock, *each)) for sock in self.sockets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _receive_bare(sock: socket.socket, payload_bytes: int, payloads: int) -> None:
+    """Each payload into memory of its own, hashed while it is still in the cache, and the digest behind it."""
+    digest = memoryview(bytearray(DIGEST_BYTES))
+    for _ in range(payloads):
+        payload, state = np.empty(payload_bytes, np.uint8).data, xxhash.xxh3_64()
+        for offset in range(0, payload_bytes, CHUNK_BYTES):
+            chunk = payload[offset : offset + CHUNK_BYTES]
+            _fill(sock, chunk)
+            state.update(chunk)
+        _fill(sock, digest)
+        assert digest == state.digest()
+
+
+def _fill(sock: socket.socket, target: memoryview) -> None:
+    if sock.recv_into(target, flags=socket.MSG_WAITALL) < len(target):
+        raise ConnectionError("the other side has ended")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m skerry.proof.bench.wire_far", description=__doc__)
+    parser.add_argument("--streams", type=int, required=True)
+    far = Far(parser.parse_args().streams)
+    _say(far.ports)
+    far.accept()
+    for line in sys.stdin.buffer:
+        _say(far.receive(msgspec.json.decode(line, type=Stretch)))
+
+
+def _say(record: Struct) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
