@@ -171,7 +171,7 @@ class Pair:
     def __init__(self, root, config, tensors=TENSORS):
         self.root, self.now, self.ticks = root, 0.0, 0
         self.layout = layout_of(tensors)
-        self.fragments = split(self.layout, config.sync.num_fragments)
+        self.fragments = split(self.layout, config.sync.num_fragments, config.sync.cut_tensors)
         draw = np.random.default_rng(11)
         self.arrays = {t.name: np.round(draw.normal(size=t.shape) * 2**10).astype(np.float32) / 2**10 for t in tensors}
         self.genesis = [gather(fragment, self.arrays) for fragment in self.fragments]
