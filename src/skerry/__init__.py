@@ -23,7 +23,7 @@ from skerry.errors import (
 if TYPE_CHECKING:
     from skerry.adapters.torch import Learner, save_genesis
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ConfigError",
     "JoinTimeout",

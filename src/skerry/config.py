@@ -98,6 +98,7 @@ class Wire(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     deltas_kept: int = 4  # newest deltas per fragment kept in memory for learners a few versions behind
     segment_bytes: int = 8 << 20
+    checkpoint_every: int = 16  # versions of a fragment from one whole file of it to the next; between them, a journal
     record: Literal["decisions", "full"] = "decisions"  # full: also every merged contribution's bytes, for replay
 
 
@@ -367,6 +368,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("wire.mbit_max_down", 0, 10**6),
     ("store.deltas_kept", 0, 1000),
     ("store.segment_bytes", 1 << 16, 1 << 30),
+    ("store.checkpoint_every", 1, 1000),
     ("learner.lr", 1e-9, 10),
     ("learner.weight_decay", 0, 10),
     ("learner.step_s", 0, 3600),

@@ -16,6 +16,8 @@ from skerry.core.events import (
     Adopt,
     Arrived,
     Boundary,
+    Checkpoint,
+    CheckpointDone,
     Contribute,
     Departed,
     FastForward,
@@ -34,7 +36,7 @@ from skerry.core.events import (
     Ticked,
     Told,
 )
-from skerry.core.facts import RULES, Committed, EpochStarted, Result, RunCreated
+from skerry.core.facts import RULES, Checkpointed, Committed, Entry, EpochStarted, Result, RunCreated
 from skerry.core.flow import Window
 from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import FULL, Contribution, FragmentPosition, Publication, Pull, Report, Welcome
@@ -55,8 +57,8 @@ def config_of(run: dict | None = None, **sync) -> configs.Config:
 
 
 def committed(m: Merge) -> Committed:
-    version = m.decision.version
-    return Committed(m.decision, Result(f"{m.decision.fragment}.{version}", str(version).encode()))
+    name = str(m.decision.version).encode()
+    return Committed(m.decision, Result(name, name, Entry(1, 0, 0, b"")))
 
 
 @dataclass
@@ -84,7 +86,15 @@ class Desk:
         zero = tuple(b"0" for _ in range(self.count))
         files = tuple(f"{p}.0" for p in range(self.count))
         genesis = RunCreated(
-            "run", RULES, configs.encode(self.config), b"", msgspec.json.encode([[]] * len(files)), files, zero
+            "run",
+            RULES,
+            configs.encode(self.config),
+            b"",
+            msgspec.json.encode([[]] * len(files)),
+            files,
+            zero,
+            zero,
+            zero,
         )
         self.tape = [msgspec.msgpack.encode(genesis)]
         self.start()
@@ -109,6 +119,9 @@ class Desk:
                         self.tape.append(msgspec.msgpack.encode(action.fact))
                     case Merge():
                         events.append(MergeDone(committed(action)))
+                    case Checkpoint():
+                        p, version = action.fragment, action.version
+                        events.append(CheckpointDone(Checkpointed(p, version, f"{p}.{version}", b"")))
                     case Publish():
                         peer = self.peers[action.learner]
                         if self.adopts:

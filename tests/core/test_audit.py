@@ -9,9 +9,11 @@ from skerry import config as configs
 from skerry.core.audit import Audit
 from skerry.core.facts import (
     RULES,
+    Checkpointed,
     Committed,
     Decision,
     Discarded,
+    Entry,
     EpochStarted,
     Injected,
     LifeStarted,
@@ -55,15 +57,16 @@ def commit(version, rows, kind="steady", fragment=0, codecs=None, bases=None, **
     told = {
         "epoch": 1, "fragment": fragment, "version": version, "parent": b"%d.%d" % (fragment, version - 1),
         **(STEADY if kind == "steady" else PLAIN), "delay": 1, "restart": 0, "gain": 1.0,
-        "codec": "fp32" if kind == "closing" else "int4",
+        "codec": "fp32" if kind == "closing" else "int4", "delta": "fp32" if kind == "closing" else "bf16",
         "sync_every": 4 if kind == "warm" else 8, "quorum": 1 if kind == "closing" else 2,
         "stage": None if kind == "closing" else kind, "ready": 3,
         "reason": "the last work" if kind == "closing" else "all in",
         "rows": tuple(rows), "parts": tuple(Part(codec, base, r.tokens**2 / r.steps) for r, codec, base in came),
         "seen": (), "progress": {"warm": 0.1, "steady": 0.4, "cool": 0.95, "closing": 1.0}[kind],
-        "steps": 8 * version, "open_s": 0.1, "elapsed_s": 10.0 * version,
+        "open_s": 0.1, "elapsed_s": 10.0 * version,
     }  # fmt: skip
-    result = Result(f"{fragment}.{version}", b"%d.%d" % (fragment, version))
+    name = b"%d.%d" % (fragment, version)
+    result = Result(name, b"state " + name, Entry(1, 100 * version + 10_000 * fragment, 100, b""))
     return Committed(Decision(**(told | changes)), result)
 
 
@@ -86,7 +89,9 @@ def clean():
     """A small run with everything in it: two epochs, a second life, a gap, a repair, the end."""
     files, digests = ("0.0", "1.0"), (b"0.0", b"1.0")
     return [
-        RunCreated("run", RULES, configs.encode(CONFIG), b"", msgspec.json.encode([[]] * len(files)), files, digests),
+        RunCreated(
+            "run", RULES, configs.encode(CONFIG), b"", msgspec.json.encode([[]] * len(files)), files, *(digests,) * 3
+        ),
         EpochStarted(1),
         LifeStarted("a", 1, "pa", 0, 0.0),
         LifeStarted("b", 1, "pb", 1, 0.0),
@@ -99,10 +104,11 @@ def clean():
         commit(2, [row("a", 4, 6, "fast-forward"), row("a", 6, 10, seq=2), row("c", 0, 6, life=2)]),
         Sampled((Sample("c", 2, 6, 60, (0.1,), 0, 0.0, 0, 0.0),), 20.0),
         EpochStarted(2),
-        Restored(0, 2, "other", b"0.2", "a"),
+        Checkpointed(0, 1, "0.1", b""),
+        Restored(0, 2, "other", b"0.2", b"another", b"", "a"),
         Paused((seen("b", 11),), 25.0),
         EpochStarted(3),
-        PhaseChanged("closing", ("other", "1.0"), (), 30.0),
+        PhaseChanged("closing", (2, 0), (), 30.0),
         commit(3, [row("b", 4, 11, seq=2)], "closing", epoch=3, ready=1, codecs=("fp32",)),
         commit(1, [row("a", 0, 10, fragment=1), row("b", 0, 11, fragment=1)], "closing", 1, epoch=3, elapsed_s=31.0),
         Discarded((row("c", 0, 6, "absent at close", fragment=1, life=2),), (), 31.0),
@@ -349,8 +355,8 @@ def test_i3_merged_outside_a_commit():
     assert planted(DIED, rows=(row("a", 4, 5, seq=2),)).startswith("I3: ")
 
 
-def test_i3_the_closing_pins_the_newest_versions():
-    assert planted(CLOSING, files=("0.2", "1.0")).startswith("I3: PhaseChanged closing: pins")
+def test_i3_the_closing_begins_with_the_newest_versions():
+    assert planted(CLOSING, versions=(1, 0)).startswith("I3: PhaseChanged closing: begins with")
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"digest": b"0.1"}, {"fragment": 7}], ids=str)
@@ -359,10 +365,12 @@ def test_i3_a_restored_file_is_of_the_same_version(changes):
 
 
 def test_i3_going_back_after_damage_takes_the_values_before_it():
-    back = SteppedBack(epoch=3, fragment=0, version=3, parent=b"0.2", file="0.1", digest=b"0.1")
+    back = SteppedBack(3, 0, 3, b"0.2", to=1, file="0.1", digest=b"0.1", state=b"state 0.1", theta=b"")
     tape = clean()[:CLOSING]
     assert audited([*tape, back]).violations == []
     assert "digest" in only_line(audited([*tape, replace(back, digest=b"0.2")]))
+    assert "digest" in only_line(audited([*tape, replace(back, state=b"state 0.2")]))
+    assert "goes back to 2" in only_line(audited([*tape, replace(back, to=2)]))
     assert "epoch" in only_line(audited([*tape, replace(back, epoch=2)]))
     assert "parent" in only_line(audited([*tape, replace(back, parent=b"0.1")]))
     assert "version 4 after 2" in only_line(audited([*tape, replace(back, version=4)]))

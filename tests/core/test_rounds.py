@@ -28,8 +28,8 @@ def asked(wants, now: float) -> None:
 
 def merged(p: int) -> Decision:
     rows = (Row("a", 1, p, 0, 0, 4, 40, "merged", 1),)
-    about = ("mean", "sgd", 1.0, 0.0, 1, 0, 1.0, "fp32", 4, 1, "steady", "all in", 1)
-    return Decision(1, p, 1, b"", *about, rows, (), (), 0.0, 4, 0.0, 0.0)
+    about = ("mean", "sgd", 1.0, 0.0, 1, 0, 1.0, "fp32", "bf16", 4, 1, "steady", "all in", 1)
+    return Decision(1, p, 1, b"", *about, rows, (), (), 0.0, 0.0, 0.0)
 
 
 def names(wants) -> list[tuple[str, int]]:

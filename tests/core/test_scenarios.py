@@ -23,8 +23,18 @@ from pathlib import Path
 import pytest
 
 from core.hand import Desk, config_of
-from skerry.core.events import Dismiss, Finish, Hold, Merge, Publish, Record, Send
-from skerry.core.facts import Committed, Decision, Discarded, LifeStarted, PhaseChanged, Row, Sampled, Witnessed
+from skerry.core.events import Checkpoint, Dismiss, Finish, Hold, Merge, Publish, Record, Send
+from skerry.core.facts import (
+    Checkpointed,
+    Committed,
+    Decision,
+    Discarded,
+    LifeStarted,
+    PhaseChanged,
+    Row,
+    Sampled,
+    Witnessed,
+)
 from skerry.core.messages import FULL, Contribution, Done, Pull, Rejected, Stop, Welcome
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -118,6 +128,8 @@ def describe(action: object) -> list[str]:
             return [f"dismiss {action.learner}.{action.life}: {action.text}"]
         case Finish():
             return [f"finish: {action.reason}"]
+        case Checkpoint():
+            return [f"checkpoint fragment {action.fragment} version {action.version}"]
     raise AssertionError(action)
 
 
@@ -146,6 +158,8 @@ def describe_fact(fact: object) -> list[str]:
             return [f"{fact.learner}.{fact.life} is {fact.what}"]
         case Sampled():
             return ["samples"]
+        case Checkpointed():
+            return [f"checkpoint of fragment {fact.fragment} version {fact.version}"]
     raise AssertionError(fact)
 
 

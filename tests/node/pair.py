@@ -19,10 +19,12 @@ from skerry.core.facts import Committed
 from skerry.core.ledger import MERGED
 from skerry.core.messages import Contribution, Hello, LearnerMessage, Publication, Report, SyncerMessage
 from skerry.core.state import decode_fact
+from skerry.node.algebra import FLOAT32, Values
 from skerry.node.learner import LearnerNode
 from skerry.node.syncer import SyncerNode
 from skerry.run.genesis import create_run
 from skerry.store import Store
+from skerry.store.journal import Place
 
 STEP_S = 0.125  # exact in binary, so that virtual time has no rounding
 STEP_TOKENS = 8
@@ -374,12 +376,37 @@ class Pair:
         return total
 
     def booked_work(self, p):
-        """Σ over merges of gain · Σ w v / Σ w: what a mean with outer step 1 has added to the first version."""
+        """Σ over merges of gain · Σ w v / Σ w: what a mean with outer step 1 would have added without rounding."""
+        return sum((self.merged(c.decision) for c in self.commits_of(p)), start=np.zeros(self.fragments[p].size))
+
+    def rounding(self, p):
+        """What was added by rounding the merged deltas to what the journal holds, and by nothing else."""
         total = np.zeros(self.fragments[p].size)
-        for decision in self.decisions:
-            if decision.fragment == p:
-                rows = [row for row in decision.rows if row.fate == MERGED]
-                weights = [part.weight for part in decision.parts]
-                for row, weight in zip(rows, weights, strict=True):
-                    total += decision.gain * weight / sum(weights) * self.decoded(row)
+        for commit in self.commits_of(p):
+            exact, applied = self.merged(commit.decision), self.applied(commit)
+            np.testing.assert_allclose(applied, exact, rtol=2**-8, atol=1e-7)
+            total += applied - exact
         return total
+
+    def commits_of(self, p):
+        return [commit for commit in self.commits if commit.decision.fragment == p]
+
+    def merged(self, decision):
+        rows = [row for row in decision.rows if row.fate == MERGED]
+        shares = [part.weight / sum(part.weight for part in decision.parts) for part in decision.parts]
+        return decision.gain * sum(s * self.decoded(row).astype(float) for s, row in zip(shares, rows, strict=True))
+
+    def applied(self, commit):
+        """The merged delta of a commit as the journal has it."""
+        entry = self.store.entry(Place(*commit.result.entry))
+        return codecs.decode(commit.decision.delta, np.frombuffer(entry, np.uint8)).astype(float)
+
+    def values_of(self):
+        """Every version by fragment and number, done again from the first."""
+        found = {(p, 0): Values(theta, 0 * theta, 0 * theta) for p, theta in enumerate(self.genesis)}
+        for commit in self.commits:
+            d = commit.decision
+            entry = self.store.entry(Place(*commit.result.entry))
+            old = found[d.fragment, d.version - 1]
+            found[d.fragment, d.version] = FLOAT32.advance(d, self.fragments[d.fragment], old, entry).values
+        return found

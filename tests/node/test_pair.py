@@ -69,7 +69,8 @@ def check_work(pair):
         for name, loop in pair.loops.items():
             found = pair.merged_work(name, p) + loop.drift(p)
             np.testing.assert_allclose(found, loop.worked[p], rtol=0, atol=ROUNDING, err_msg=f"{name}, fragment {p}")
-        np.testing.assert_allclose(pair.master(p), pair.genesis[p] + pair.booked_work(p), rtol=0, atol=ROUNDING)
+        booked = pair.genesis[p] + pair.booked_work(p) + pair.rounding(p)
+        np.testing.assert_allclose(pair.master(p), booked, rtol=0, atol=ROUNDING)
     merged = Counter((r.learner, r.life, r.fragment, r.seq) for d in pair.decisions for r in d.rows if r.fate == MERGED)
     assert set(merged.values()) == {1}, "a contribution is merged once"
     pair.syncer.machine.state.ledger.check()
@@ -126,7 +127,8 @@ def test_with_one_learner_the_global_model_and_its_drift_are_all_its_work(tmp_pa
             pair.tick()
             catch_up(pair)
             for p in range(len(pair.fragments)):
-                error = np.abs(pair.master(p) + loop.drift(p) - pair.genesis[p] - loop.worked[p]).max()
+                done = pair.genesis[p] + loop.worked[p] + pair.rounding(p)
+                error = np.abs(pair.master(p) + loop.drift(p) - done).max()
                 assert error <= (0.0 if codec == "fp32" else ROUNDING), (pair.ticks, p)
         assert min(pair.versions) > 10
 
@@ -142,7 +144,7 @@ def test_after_the_closing_merge_learners_of_equal_speed_have_the_mean_of_their_
         assert {len(d.parts) for d in pair.decisions} == {3} and {len(weights_of(d)) for d in pair.decisions} == {1}
         assert {d.fragment for d in pair.decisions if d.is_closing}, "some work was left for the end"
         for p in range(len(pair.fragments)):
-            mean = pair.genesis[p] + sum(loop.worked[p] for loop in loops) / 3
+            mean = pair.genesis[p] + sum(loop.worked[p] for loop in loops) / 3 + pair.rounding(p)
             kept_back = max(last_step_size(pair, loop, p) for loop in loops)
             np.testing.assert_allclose(pair.master(p), mean, rtol=0, atol=ROUNDING + kept_back)
             for loop in loops:
@@ -169,14 +171,14 @@ def test_quantisation_error_does_not_add_up_over_two_hundred_rounds(tmp_path, re
             largest = max(np.abs(pair.decoded(row)).max() for d in pair.decisions for row in d.rows)
             # e ≤ half a step of (e + Δ), so it stays below Δ / (2·7 − 1) however long it goes on
             assert max(kept_down) <= (largest / 13 if codec == "int4" else ROUNDING)
-            mean = pair.genesis[0] + sum(loop.worked[0] for loop in loops) / 2
+            mean = pair.genesis[0] + sum(loop.worked[0] for loop in loops) / 2 + pair.rounding(0)
             kept_up = max(last_step_size(pair, loop, 0) for loop in loops)
             assert np.abs(pair.master(0) - mean).max() <= 5 * ROUNDING + kept_up, codec
             assert np.abs(mean).max() > 10, "far from where it began"
 
 
 def test_one_learner_alone_trains_as_if_nothing_were_there(tmp_path):
-    """Mean of one, outer step 1, fp32: adopting takes out exactly what came back."""
+    """Mean of one, outer step 1, fp32: adopting takes out what came back, which differs by the rounding of the merge."""
     with Pair(tmp_path, config_of(steps=100)) as pair:
         loop = pair.join("a")
         draw = np.random.default_rng(3)
@@ -191,7 +193,7 @@ def test_one_learner_alone_trains_as_if_nothing_were_there(tmp_path):
         for p, plain in enumerate(g.copy() for g in pair.genesis):
             for _ in range(loop.machine.step_count):
                 plain += descent(plain, p)
-            np.testing.assert_allclose(loop.parameters.values[p], plain, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(loop.parameters.values[p], plain, rtol=0, atol=2e-3)
             np.testing.assert_allclose(pair.master(p), loop.parameters.values[p], rtol=0, atol=1e-6)
 
 
@@ -222,6 +224,7 @@ def test_each_commit_is_rda_and_nesterov_of_the_contributions_that_arrived(tmp_p
             pair.join(name, every)
         pair.until(lambda: min(pair.versions) >= 6)
         before = [Values(g, np.zeros_like(g), np.zeros_like(g)) for g in pair.genesis]
+        versions = pair.values_of()
         for commit in pair.commits:
             d = commit.decision
             p, old, weights = d.fragment, before[d.fragment], [part.weight for part in d.parts]
@@ -229,13 +232,16 @@ def test_each_commit_is_rda_and_nesterov_of_the_contributions_that_arrived(tmp_p
             for row, weight in zip(d.rows, weights, strict=True):
                 assert weight == row.tokens * row.tokens / row.steps
             arrived = [pair.decoded(row) for row in d.rows]
-            delta = d.gain * plain_rda(pair.fragments[p], arrived, weights)
+            delta = pair.applied(commit)
+            exact = d.gain * plain_rda(pair.fragments[p], arrived, weights)
+            np.testing.assert_allclose(delta, exact, rtol=2**-8, atol=1e-7)
             velocity = 0.9 * old.velocity.astype(np.float64) + delta
             x = old.theta.astype(np.float64) + old.error + 0.3 * (delta + 0.9 * velocity)
-            new = before[p] = FLOAT32.load(pair.store.get(commit.result.file), pair.fragments[p])
+            new = before[p] = versions[p, d.version]
             np.testing.assert_allclose(new.velocity, velocity, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(new.theta.astype(np.float64) + new.error, x, rtol=0, atol=2e-6)
             assert FLOAT32.digest(new.theta) == commit.result.digest
+            assert FLOAT32.state_digest(new) == commit.result.state
 
 
 # ------------------------------------------------------------------------------------------ what learners hold
@@ -390,7 +396,7 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
         )
         pair.until(lambda: any(held.keys() == {"a"} for held in pair.syncer.machine.held))
         pair.tap = lambda learner, message, payload: (message, payload)
-        pinned = [fragment.file for fragment in pair.syncer.machine.state.fragments]
+        pinned = pair.versions
         masters = [np.float32(pair.master(p)) for p in range(len(pinned))]
         while pair.syncer.machine.progress < 1:  # in steps that are no sleep
             pair.now += 50
@@ -399,7 +405,8 @@ def test_rotation_and_collection_keep_what_restart_and_export_need(tmp_path):
         closing = Counter(d.fragment for d in pair.decisions if d.is_closing)
         assert max(closing.values()) > 1, "what the closing began with is more than one version back"
         assert list(pair.syncer.machine.state.before_close) == pinned
-        pair.store.collect(pair.syncer.machine.state.files)  # as tidy does after some more commits
+        state = pair.syncer.machine.state
+        pair.store.collect(state.files, state.journal)  # as tidy does after some more commits
         check_every_base(pair)
         final = [np.float32(pair.master(p)) for p in range(len(pinned))]
     with Store.open(tmp_path / "run", readonly=True) as store:
@@ -560,7 +567,8 @@ def run_of(root, threads=1, tensors=None):
 def test_the_same_schedule_gives_the_same_files(tmp_path):
     digests, files = run_of(tmp_path / "one")
     assert (digests, files) == run_of(tmp_path / "two")
-    assert len(digests) > 20 and len([name for name in files if name.startswith("files/")]) > 20
+    assert len(digests) > 20 and len([name for name in files if name.startswith("files/")]) > 6
+    assert [name for name in files if name.startswith("journal/")] == ["journal/000001.log", "journal/000002.log"]
 
 
 def test_the_number_of_merge_threads_changes_no_bit(tmp_path):

@@ -25,7 +25,7 @@ class ByHand:
     def __init__(self):
         self._ended, self.merges = [], []
 
-    def submit(self, work, is_short=False):
+    def submit(self, work, rank="long"):
         ended = work()
         (self.merges if isinstance(ended, Version) else self._ended).append(ended)
 
@@ -46,9 +46,9 @@ class InStep(Workers):
         self._begun, self._done = 0, queue.SimpleQueue()
         super().__init__(count, lambda: self._done.put(None))
 
-    def submit(self, work, is_short=False):
+    def submit(self, work, rank="long"):
         self._begun += 1
-        super().submit(work, is_short)
+        super().submit(work, rank)
 
     def ended(self):
         for _ in range(self._begun):
@@ -87,7 +87,7 @@ def test_nothing_has_happened_until_a_merge_has_ended(pair):
     """A learner that joins meanwhile gets the version before, and what is merged stays held."""
     until_merging(pair, 1)
     (version,) = pair.syncer.pool.merges
-    p = version.fact.decision.fragment
+    p = version.decision.fragment
     assert pair.syncer.machine.state.merges == 0 and len(pair.syncer.held) >= 2
     pair.publications.clear()
     pair.join("late")
@@ -103,7 +103,7 @@ def test_merges_that_end_together_share_a_commit_and_nothing_leaves_before_it(pa
     until_merging(pair, 3)
     groups, sent = [], []
     commit, send = pair.store.commit, pair.send
-    monkeypatch.setattr(pair.store, "commit", lambda records, files: (groups.append(records), commit(records, files)))
+    monkeypatch.setattr(pair.store, "commit", lambda records, *more: (groups.append(records), commit(records, *more)))
     monkeypatch.setattr(pair, "send", lambda *words: (sent.append((len(groups), words[2])), send(*words)))
     pair.syncer.pool.end(*reversed(pair.syncer.pool.merges))
     pair.syncer.finish(pair.now)
@@ -144,7 +144,7 @@ def test_a_contribution_is_counted_until_it_was_looked_at(tmp_path, monkeypatch)
     with Pair(tmp_path / "run", config_of()) as pair:
         waiting = []
         monkeypatch.setattr(pair.syncer, "pool", AtOnce())
-        monkeypatch.setattr(pair.syncer.pool, "submit", lambda work, is_short=False: waiting.append(work))
+        monkeypatch.setattr(pair.syncer.pool, "submit", lambda work, rank="long": waiting.append(work))
         pair.join("a")
         pair.until(lambda: waiting)
         assert pair.syncer.unseen_bytes > 0

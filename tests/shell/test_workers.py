@@ -38,7 +38,7 @@ def test_what_is_short_goes_first():
     hands, gate = Hands(1), threading.Event()
     hands.workers.submit(lambda: gate.wait(WAIT_S) and "under way")
     hands.workers.submit(lambda: "long")
-    hands.workers.submit(lambda: "short", is_short=True)
+    hands.workers.submit(lambda: "short", "short")
     gate.set()
     hands.wait(3)
     assert hands.workers.ended() in (["under way", "short", "long"], ["short", "under way", "long"])

@@ -187,8 +187,8 @@ def test_a_failed_open_gives_the_lock_back(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(TapeDamaged, match=f"^{segment} is damaged from record 0 at byte 48 "):
             Store.open(tmp_path)
-    segment.write_bytes(good[:8] + b"\x03" + good[9:])
-    with pytest.raises(TapeUnknown, match=f"^{segment} has format 3"):
+    segment.write_bytes(good[:8] + b"\x04" + good[9:])
+    with pytest.raises(TapeUnknown, match=f"^{segment} has format 4"):
         Store.open(tmp_path)
     segment.write_bytes(good)
     with Store.open(tmp_path) as store:

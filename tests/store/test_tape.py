@@ -209,11 +209,11 @@ def test_a_wrong_length_is_a_tail_at_the_end_and_damage_before_it(length: int) -
         Tape.open(with_length_at(ends[0]))
 
 
-FIRST = "was written by Skerry 0.1 (format 1); Skerry 0.2 reads format 2: export or finish this run with Skerry 0.1"
-LATER = "has format 3; Skerry 0.2 reads format 2: use a later version"
+FIRST = "was written by Skerry 0.1 (format 1); Skerry 0.3 reads format 3: export or finish this run with Skerry 0.1"
+LATER = "has format 4; Skerry 0.3 reads format 3: use a later version"
 
 
-@pytest.mark.parametrize(("version", "words"), [(1, FIRST), (3, LATER)])
+@pytest.mark.parametrize(("version", "words"), [(1, FIRST), (4, LATER)])
 def test_another_format_is_refused_by_the_name_of_who_reads_it(version: int, words: str) -> None:
     data = written(*GROUPS)[0].read(SEGMENT_1)
     other = with_contents(s1=data[:8] + struct.pack("<H", version) + data[10:])

@@ -28,9 +28,11 @@ from skerry import config as configs
 from skerry.core import expected
 from skerry.core.expected import Brought, HowFar
 from skerry.core.facts import (
+    Checkpointed,
     Committed,
     Decision,
     Discarded,
+    Entry,
     EpochStarted,
     Fact,
     Injected,
@@ -66,8 +68,9 @@ class Audit:
         self._config = configs.Config()
         self._last: dict[int, Decision] = {}  # fragment -> its newest merge
         self._merges: dict[int, int] = {}  # fragment -> how many there were with it
-        self._parents: dict[int, bytes] = {}  # fragment -> digest of the version before the newest
-        self._at_epoch = HowFar(0.0, 0)  # rounds do not survive a restart: none was opened before this
+        self._digests: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # of each version, as far as it was read
+        self._journal_end = (0, 0)  # where the last entry ends: its file and offset
+        self._at_epoch = HowFar(0.0, Fraction(0))  # rounds do not survive a restart: none was opened before this
         self._fact: Fact | RunState | None = None
 
     def __repr__(self) -> str:
@@ -85,9 +88,18 @@ class Audit:
             self._judge(self.state, fact)
             if not self.violations:
                 self.state.apply(fact)
-                if isinstance(fact, Committed):
-                    self._last[fact.decision.fragment] = fact.decision
-                    self._merges[fact.decision.fragment] = self.state.merges
+                self._remember(self.state, fact)
+
+    def _remember(self, state: RunState, fact: Fact) -> None:
+        if isinstance(fact, Committed):
+            p, entry = fact.decision.fragment, fact.result.entry
+            self._last[p] = fact.decision
+            self._merges[p] = state.merges
+            self._journal_end = (entry.file, entry.offset + entry.size)
+        if isinstance(fact, Committed | SteppedBack | Restored):
+            p = fact.decision.fragment if isinstance(fact, Committed) else fact.fragment
+            at = state.fragments[p]
+            self._digests[p, at.version] = (at.digest, at.state)
 
     def _demand(self, is_right: bool, invariant: str, text: str, *values: object) -> bool:
         self.checks += 1
@@ -103,7 +115,8 @@ class Audit:
         assert isinstance(fact, RunCreated | RunState)
         about = fact if isinstance(fact, RunCreated) else fact.created
         count = len(about.files)
-        if not self._demand(count == len(about.digests) > 0, "I15", "{} files, {} digests", count, len(about.digests)):
+        counts = {len(about.digests), len(about.states), len(about.thetas)}
+        if not self._demand(counts == {count} and count > 0, "I15", "{} files, {} digests", count, counts):
             return
         try:
             tabled = len(msgspec.json.decode(about.fragments, type=list[msgspec.Raw]))
@@ -118,6 +131,8 @@ class Audit:
             self._demand(False, "I15", "its configuration cannot be read ({})", error)
             return
         self.state = created(about)
+        for p, digests in enumerate(zip(about.digests, about.states, strict=True)):
+            self._digests[p, 0] = digests
         if isinstance(fact, RunState):
             is_whole = fact.phase in PHASES and len(fact.fragments) == count
             self._demand(is_whole, "I5", "phase {}, {} of {} fragments", fact.phase, len(fact.fragments), count)
@@ -125,14 +140,13 @@ class Audit:
             self._adopt(fact)
 
     def _fold(self, state: RunState, fact: RunState) -> None:
-        """What the syncer has heard but not written yet may be in a fold: positions seen, progress and steps."""
+        """What the syncer has heard but not written yet may be in a fold: positions seen, and progress."""
         for field in FOLDED:
             mine, said = getattr(state, field), getattr(fact, field)
             self._demand(mine == said, "I5", "{} is {}, the facts before it say {}", field, said, mine)
         self._demand(
             state.progress <= fact.progress <= 1, "I5", "progress is {}, was {}", fact.progress, state.progress
         )
-        self._demand(state.steps <= fact.steps, "I5", "{} steps, were {}", fact.steps, state.steps)
         mine, said = state.ledger, fact.ledger
         sums, sums_said = (mine.merged, mine.discarded), (said.merged, said.discarded)
         self._demand(sums == sums_said, "I5", "settled are {}, the facts before it say {}", sums_said, sums)
@@ -179,12 +193,15 @@ class Audit:
                 self._demand(False, "I15", "a run is created once")
             case EpochStarted():
                 self._demand(fact.epoch == state.epoch + 1, "I13", "epoch {} after {}", fact.epoch, state.epoch)
-                self._at_epoch = HowFar(state.progress, self._warmth(state, state.steps, state.merges))
+                self._at_epoch = HowFar(state.progress, self._warmth(state, state.merges))
             case LifeStarted():
                 self._open(state, fact.elapsed_s)
                 self._life_started(state, fact)
             case Committed():
                 self._decided(state, fact.decision)
+                self._entered(fact.result.entry)
+            case Checkpointed():
+                self._checkpointed(state, fact)
             case SteppedBack():
                 self._stepped_back(state, fact)
             case Discarded():
@@ -224,8 +241,8 @@ class Audit:
         self._demand(is_next, "phase", "{} after {}", fact.phase, state.phase)
         self._seen(state, fact.seen)
         if fact.phase == "closing":
-            files = tuple(f.file for f in state.fragments)
-            self._demand(fact.files == files, "I3", "pins {}, the newest are {}", fact.files, files)
+            versions = tuple(f.version for f in state.fragments)
+            self._demand(fact.versions == versions, "I3", "begins with {}, the newest are {}", fact.versions, versions)
         if fact.phase == "closed":
             self._nothing_pending(state, {f"{s.learner}/{s.life}": s for s in fact.seen})
 
@@ -244,16 +261,30 @@ class Audit:
             self._demand(fact.version == at.version, "I3", "version {}, the newest is {}", fact.version, at.version)
             self._demand(fact.digest == at.digest, "I3", "digest {}, was {}", fact.digest.hex(), at.digest.hex())
 
+    def _checkpointed(self, state: RunState, fact: Checkpointed) -> None:
+        if self._demand(0 <= fact.fragment < len(state.fragments), "I3", "there is no such fragment"):
+            at = state.fragments[fact.fragment]
+            is_new = at.checkpoints[-1].version < fact.version <= at.version
+            last, newest = at.checkpoints[-1].version, at.version
+            self._demand(
+                is_new, "I5", "version {}, the last checkpoint is {}, the newest {}", fact.version, last, newest
+            )
+
     # ------------------------------------------------------------------------------------------ commits
+
+    def _entered(self, entry: Entry) -> None:
+        """Entries of the journal follow each other, and none is on another."""
+        file, offset = self._journal_end
+        is_behind = entry.size >= 0 and (entry.file > file or (entry.file == file and entry.offset >= offset))
+        self._demand(is_behind, "I5", "its entry {} begins before byte {} of file {}", entry, offset, file)
 
     def _decided(self, state: RunState, d: Decision) -> None:
         if not self._next_version(state, d):
             return
         at, last = state.fragments[d.fragment], self._last.get(d.fragment)
         # A merge may take a while, so only commits of one fragment are in the order in which they were decided.
-        progress, steps, elapsed_s = (last.progress, last.steps, last.elapsed_s) if last else (0.0, 0, 0.0)
+        progress, elapsed_s = (last.progress, last.elapsed_s) if last else (0.0, 0.0)
         self._demand(progress <= d.progress <= 1, "clock", "progress {} after {}", d.progress, progress)
-        self._demand(steps <= d.steps, "clock", "{} steps after {}", d.steps, steps)
         is_later = elapsed_s - CLOCK_SLACK_S <= d.elapsed_s < math.inf
         self._demand(is_later, "clock", "{} s of training after {} s", d.elapsed_s, elapsed_s)
         self._seen(state, d.seen)
@@ -262,7 +293,7 @@ class Audit:
             merged = [row for row in d.rows if row.fate == MERGED]
             self._merged(d, merged)
             self._quorum(state, d, len(merged))
-            warmth = self._warmth(state, steps, self._merges.get(d.fragment, 0))
+            warmth = self._warmth(state, self._merges.get(d.fragment, 0))
             since = HowFar(max(progress, self._at_epoch.progress), max(warmth, self._at_epoch.steps))
             self._settings(state, d, since)
             if not self.violations:  # of rows and an H that are sound
@@ -275,14 +306,15 @@ class Audit:
         self._demand(to.version == at.version + 1, "I3", "version {} after {}", to.version, at.version)
         self._demand(to.parent == at.digest, "I3", "parent {}, was {}", to.parent.hex(), at.digest.hex())
         self._demand(0 < to.epoch == state.epoch, "I13", "epoch {}, current is {}", to.epoch, state.epoch)
-        self._parents[to.fragment] = to.parent
         return True
 
     def _stepped_back(self, state: RunState, fact: SteppedBack) -> None:
-        before = self._parents.get(fact.fragment)
-        if self._next_version(state, fact) and before is not None:
-            said, last = fact.digest.hex(), before.hex()
-            self._demand(said == last, "I3", "digest {}, the version before the last has {}", said, last)
+        if self._next_version(state, fact):
+            is_back = 0 <= fact.to < fact.version - 1
+            self._demand(is_back, "I3", "goes back to {} from {}", fact.to, fact.version - 1)
+            said = (fact.digest, fact.state)
+            its = self._digests.get((fact.fragment, fact.to), said)
+            self._demand(said == its, "I3", "digests {}, version {} has {}", said, fact.to, its)
 
     def _merged(self, d: Decision, merged: Sequence[Row]) -> None:
         """In learner-id order, each with its own weight, codec and base; what is given up is only what lies before."""
@@ -325,7 +357,7 @@ class Audit:
 
     def _settings(self, state: RunState, d: Decision, since: HowFar) -> None:
         """What its stage says; that is the stage when its round was opened: not on the tape, but after `since`."""
-        config, how_far = self._config, HowFar(d.progress, self._warmth(state, d.steps, state.merges))
+        config, how_far = self._config, HowFar(d.progress, self._warmth(state, state.merges))
         if d.is_closing:
             is_possible = state.phase == "closing"
         else:
@@ -335,14 +367,14 @@ class Audit:
         every = expected.sync_every(config.sync, d.stage)
         self._demand(d.sync_every == every, "I3", "H = {}, not {}", d.sync_every, every)
         self._demand(d.every >= every, "I3", "H = {} was asked for, {} is configured", d.every, every)
-        codec = "fp32" if d.is_closing else config.wire.codec_down
-        due = (*expected.recipe(config, d.stage), codec)
-        said = (d.rule, d.outer, d.lr, d.momentum, d.delay, d.restart, d.codec)
+        codecs = ("fp32", "fp32") if d.is_closing else (config.wire.codec_down, "bf16")
+        due = (*expected.recipe(config, d.stage), *codecs)
+        said = (d.rule, d.outer, d.lr, d.momentum, d.delay, d.restart, d.codec, d.delta)
         self._demand(said == due, "I3", "merged by {}, configured {}", said, due)
 
-    def _warmth(self, state: RunState, steps: int, merges: int) -> int | Fraction:
-        """What the warm stage is counted in, by the rules of the run."""
-        return steps if state.created.rules < 2 else expected.steps_merged(self._config, len(state.fragments), merges)
+    def _warmth(self, state: RunState, merges: int) -> Fraction:
+        """What the warm stage is counted in."""
+        return expected.steps_merged(self._config, len(state.fragments), merges)
 
     # ------------------------------------------------------------------------------------------ small things
 
@@ -393,7 +425,7 @@ def _name(fact: Fact | RunState | None) -> str:
     match fact:
         case Committed():
             return f"Committed fragment {fact.decision.fragment} version {fact.decision.version}"
-        case SteppedBack() | Restored():
+        case Checkpointed() | SteppedBack() | Restored():
             return f"{type(fact).__name__} fragment {fact.fragment} version {fact.version}"
         case LifeStarted() | Witnessed():
             return f"{type(fact).__name__} {fact.learner}"

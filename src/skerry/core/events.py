@@ -3,14 +3,14 @@
     actions = machine.step(event, now)
 
 Everything is a frozen struct of plain numbers and strings. Actions are carried out in list order; what is recorded is
-durable before the next one is.
+durable before anybody hears of what is ordered behind it.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from skerry.core.facts import Committed, Decision, Fact
+from skerry.core.facts import Checkpointed, Committed, Decision, Fact
 from skerry.core.messages import (
     Contribution,
     Done,
@@ -70,9 +70,15 @@ class PublicationSent(Struct, frozen=True):
 
 
 class MergeDone(Struct, frozen=True):
-    """The version is computed and its file written; the machine orders the record that makes it one."""
+    """The version is computed; the machine orders the record that makes it one."""
 
     fact: Committed
+
+
+class CheckpointDone(Struct, frozen=True):
+    """A version's file is written; the machine orders the record that makes it a checkpoint."""
+
+    fact: Checkpointed
 
 
 class Ticked(Struct, frozen=True):
@@ -83,14 +89,25 @@ class Interrupted(Struct, frozen=True):
     """The operator wants this process to end; the run goes on later."""
 
 
-SyncerEvent = Started | Joined | Departed | Reported | Arrived | PublicationSent | MergeDone | Ticked | Interrupted
+SyncerEvent = (
+    Started
+    | Joined
+    | Departed
+    | Reported
+    | Arrived
+    | PublicationSent
+    | MergeDone
+    | CheckpointDone
+    | Ticked
+    | Interrupted
+)
 
 
 # ---------------------------------------------------------------------------------------------- syncer: actions
 
 
 class Record(Struct, frozen=True):
-    """Make the fact durable before carrying out anything behind it in the list."""
+    """Make the fact durable before anything behind it leaves this process."""
 
     fact: Fact
 
@@ -130,6 +147,13 @@ class Merge(Struct, frozen=True):
     contributions: tuple[Contribution, ...]  # in learner-id order, as the decision's parts
 
 
+class Checkpoint(Struct, frozen=True):
+    """Write the fragment's newest version to a file, behind everything else."""
+
+    fragment: int
+    version: int
+
+
 class Dismiss(Struct, frozen=True):
     """Tell a process why it is not wanted, and close its link."""
 
@@ -145,7 +169,7 @@ class Finish(Struct, frozen=True):
     reason: Ending
 
 
-SyncerAction = Record | Send | Hold | Publish | Merge | Dismiss | Finish
+SyncerAction = Record | Send | Hold | Publish | Merge | Checkpoint | Dismiss | Finish
 
 
 # ---------------------------------------------------------------------------------------------- learner: events

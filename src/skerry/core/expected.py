@@ -27,10 +27,10 @@ class Brought(NamedTuple):
 
 
 class HowFar(NamedTuple):
-    """How far the run was: the share of its budget, and the inner steps of all learners, or what merges are worth."""
+    """How far the run was: the share of its budget, and the inner steps of all learners that its merges are worth."""
 
     progress: float
-    steps: int | Fraction
+    steps: Fraction
 
 
 def steps_merged(config: Config, fragment_count: int, merges: int) -> Fraction:

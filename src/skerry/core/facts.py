@@ -9,12 +9,13 @@ and with the default that says what was true before it; none is taken away or gi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage
 
-RULES = 2  # of decisions; a run and its audit go by those it began with. 1: the warm stage is counted in inner steps,
-# 2: in versions
+RULES = 3  # of decisions; a run and its audit go by those it began with
 
 
 class RunCreated(Struct, frozen=True, tag=True):
@@ -25,8 +26,10 @@ class RunCreated(Struct, frozen=True, tag=True):
     config: bytes
     layout: bytes  # the model's tensors, encoded
     fragments: bytes  # the table of which tensor lies where in which fragment, encoded (`algo/fragments.py`)
-    files: tuple[str, ...]  # content address of each fragment's version 0
-    digests: tuple[bytes, ...]  # sha256 of its published values
+    files: tuple[str, ...]  # each fragment's first checkpoint, version 0
+    digests: tuple[bytes, ...]  # of its published values
+    states: tuple[bytes, ...]  # of its whole state
+    thetas: tuple[bytes, ...]  # sha256 of its published values
 
 
 class EpochStarted(Struct, frozen=True, tag=True):
@@ -100,6 +103,7 @@ class Decision(Struct, frozen=True):
     restart: int
     gain: float  # how much of the merged delta the outer step gets
     codec: str  # of the published delta
+    delta: str  # the codec to which the merged delta is rounded before the outer step, and in which the journal has it
     sync_every: int
     quorum: int
     stage: Stage | None  # when the round was opened; None: a merge of the closing
@@ -109,7 +113,6 @@ class Decision(Struct, frozen=True):
     parts: tuple[Part, ...]  # one per merged row, in order
     seen: tuple[Seen, ...]  # of lives of which more was seen since the last fact that said so
     progress: float
-    steps: int  # of all learners
     open_s: float  # how long the round was open
     elapsed_s: float
     asked_every: int = 0  # the H that was asked for, longer than `sync_every` where rounds take longer; 0: the same
@@ -125,12 +128,22 @@ class Decision(Struct, frozen=True):
         return self.stage is None
 
 
-class Result(Struct, frozen=True):
-    """What carrying a decision out gave: the version's file and digest, and where its contributions are recorded."""
+class Entry(NamedTuple):
+    """Where the journal has the delta of a merge, and what it must be."""
 
-    file: str
-    digest: bytes
-    payloads: str = ""  # file with their bytes, one after the other, where the run records them
+    file: int  # its number
+    offset: int
+    size: int
+    checksum: bytes
+
+
+class Result(Struct, frozen=True):
+    """What carrying a decision out gave, and what is needed to do it again."""
+
+    digest: bytes  # of the published values, which learners check
+    state: bytes  # digest of all of the version: published values, velocity, residual
+    entry: Entry
+    payloads: str = ""  # file with its contributions, one after the other, where the run records them
 
 
 class Took(Struct, frozen=True, array_like=True):
@@ -139,7 +152,7 @@ class Took(Struct, frozen=True, array_like=True):
     inspect_s: float  # looking through its contributions, before it was ordered
     wait_s: float  # from the order until a worker was free
     merge_s: float  # sum, outer step, published delta
-    put_s: float  # its file: hash, write, sync
+    put_s: float  # the file with its contributions, where the run records them
     taken_s: float = 0.0  # from its end until the deciding thread took it in
     commit_s: float = 0.0  # of the last commit before its own, whose end is not known when this is written
 
@@ -152,15 +165,27 @@ class Committed(Struct, frozen=True, tag=True):
     took: Took | None = None
 
 
+class Checkpointed(Struct, frozen=True, tag=True):
+    """A version lies whole in a file: what came before it is not needed any more to have it again."""
+
+    fragment: int
+    version: int
+    file: str
+    theta: bytes  # sha256 of the published values: a learner could lend them, and it need not be believed
+
+
 class SteppedBack(Struct, frozen=True, tag=True):
-    """A new version with the values of the one before the newest, whose file was damaged: what that merged is lost."""
+    """A new version with the values of an earlier one, which a file holds: what was merged since then is lost."""
 
     epoch: int
     fragment: int
     version: int
-    parent: bytes  # digest of the damaged version
+    parent: bytes  # digest of the version that is left
+    to: int  # the version whose values it has
     file: str
     digest: bytes
+    state: bytes
+    theta: bytes  # sha256 of the published values
 
 
 class Discarded(Struct, frozen=True, tag=True):
@@ -179,10 +204,10 @@ class Paused(Struct, frozen=True, tag=True):
 
 
 class PhaseChanged(Struct, frozen=True, tag=True):
-    """The run entered `phase`; `files` pins the versions that the closing began with."""
+    """The run entered `phase`; `versions` are those that the closing began with, which are kept."""
 
     phase: Phase
-    files: tuple[str, ...]
+    versions: tuple[int, ...]
     seen: tuple[Seen, ...]
     elapsed_s: float
 
@@ -232,12 +257,14 @@ class Injected(Struct, frozen=True, tag=True):
 
 
 class Restored(Struct, frozen=True, tag=True):
-    """A fragment's damaged file was replaced: the same version and digest, `source` says where from."""
+    """A fragment that could not be had again has a whole file: the same version and digest, `source` says where from."""
 
     fragment: int
     version: int
     file: str
     digest: bytes
+    state: bytes  # another one where velocity or residual are lost
+    theta: bytes  # sha256 of the published values
     source: str
 
 
@@ -246,6 +273,7 @@ Fact = (
     | EpochStarted
     | LifeStarted
     | Committed
+    | Checkpointed
     | SteppedBack
     | Discarded
     | Paused

@@ -62,9 +62,8 @@ def stage_at(config: Config, progress: float, steps: int) -> Stage:
 
 
 def stage_of(config: Config, state: RunState) -> Stage:
-    """Of training, as the run stands; its rules say what the warm stage is counted in."""
-    merged = steps_merged(config, len(state.fragments), state.merges)
-    return stage_at(config, state.progress, state.steps if state.created.rules < 2 else merged)
+    """Of training, as the run stands."""
+    return stage_at(config, state.progress, steps_merged(config, len(state.fragments), state.merges))
 
 
 def recipe_of(config: Config, stage: Stage | None) -> Recipe:

@@ -13,9 +13,11 @@ from msgspec import Struct, field
 
 from skerry.core.facts import (
     RULES,
+    Checkpointed,
     Committed,
     Decision,
     Discarded,
+    Entry,
     EpochStarted,
     Fact,
     Injected,
@@ -34,13 +36,38 @@ from skerry.core.vocabulary import Phase
 from skerry.errors import TapeDamaged, TapeUnknown
 
 
-class FragmentState(Struct):
-    """The newest version of a fragment, where its values lie, and the version before it."""
+class Checkpoint(Struct, frozen=True, array_like=True):
+    """A version that a file holds whole."""
 
     version: int
     file: str
+    theta: bytes  # sha256 of its published values
+
+
+class Redo(Struct, frozen=True, array_like=True):
+    """A merge that can be done again from the version before it and its entry in the journal, without contributions."""
+
+    version: int
+    outer: str
+    lr: float
+    momentum: float
+    delay: int
+    restart: int
+    codec: str
+    delta: str
+    entry: Entry
     digest: bytes
-    file_before: str = ""
+    state: bytes
+
+
+class FragmentState(Struct):
+    """The newest version of a fragment, and how to have it: from a checkpoint, by the merges since."""
+
+    version: int
+    digest: bytes
+    state: bytes
+    checkpoints: list[Checkpoint]  # by version: the newest two, so that one may be damaged, and what the closing needs
+    redo: list[Redo]  # every merge since the first of them
     sync_every: int = 0  # H that was asked for when this version was merged; 0 for genesis
     merged_in: dict[str, int] = field(default_factory=dict)  # learner -> the version its work was last merged into
 
@@ -62,10 +89,9 @@ class RunState(Struct, tag="Fold"):
     epoch: int = 0
     lives: dict[str, LifeState] = field(default_factory=dict)
     phase: Phase = "created"
-    before_close: tuple[str, ...] = ()  # files of the versions the closing began with
+    before_close: tuple[int, ...] = ()  # versions that the closing began with
     elapsed_s: float = 0.0
     progress: float = 0.0
-    steps: int = 0  # of all learners; as progress, never going back
     merges: int = 0
     merges_alone: int = 0  # with a single contributor
     contributors: int = 0  # summed over merges
@@ -74,15 +100,25 @@ class RunState(Struct, tag="Fold"):
     @property
     def files(self) -> set[str]:
         """Every file that must not be collected."""
-        kept = {f.file for f in self.fragments} | {f.file_before for f in self.fragments} | set(self.before_close)
-        return (kept | set(self.created.files)) - {""}
+        return {c.file for f in self.fragments for c in f.checkpoints} | set(self.created.files)
+
+    @property
+    def journal(self) -> set[int]:
+        """Every file of the journal that must not be collected."""
+        return {redo.entry.file for f in self.fragments for redo in f.redo}
 
     def apply(self, fact: Fact) -> None:
         match fact:
             case Committed():
                 self._commit(fact.decision, fact.result)
+            case Checkpointed():
+                at = self.fragments[fact.fragment]
+                assert at.checkpoints[-1].version < fact.version <= at.version, (fact, at)
+                at.checkpoints.append(Checkpoint(fact.version, fact.file, fact.theta))
+                self._forget(fact.fragment)
             case SteppedBack():
-                self._next_version(fact, fact.file, fact.digest)
+                self._next_version(fact, fact.digest, fact.state)
+                self._begin_again(fact)
             case Discarded():
                 for seen in fact.seen:
                     self.ledger.see(seen)
@@ -103,12 +139,13 @@ class RunState(Struct, tag="Fold"):
                 for seen in fact.seen:
                     self.ledger.see(seen)
                 self.phase = fact.phase
-                self.before_close = fact.files or self.before_close
+                self.before_close = fact.versions or self.before_close
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
             case Restored():
                 at = self.fragments[fact.fragment]
                 assert (fact.version, fact.digest) == (at.version, at.digest), (fact, at)
-                at.file = fact.file
+                at.state = fact.state
+                self._begin_again(fact)
             case Witnessed() | Sampled() | Injected():
                 pass  # measurements: nothing follows from them
             case RunCreated():
@@ -119,7 +156,8 @@ class RunState(Struct, tag="Fold"):
             self.ledger.see(seen)
         self.ledger.book(decision.rows)
         learners = [row.learner for row in decision.rows if row.fate == MERGED]
-        at = self._next_version(decision, result.file, result.digest)
+        at = self._next_version(decision, result.digest, result.state)
+        at.redo.append(_redo(decision, result))
         at.sync_every = decision.every
         at.merged_in |= dict.fromkeys(learners, decision.version)
         merged = len(learners)
@@ -128,19 +166,41 @@ class RunState(Struct, tag="Fold"):
         self.contributors += merged
         self.ready += decision.ready
         self.progress = max(self.progress, decision.progress)
-        self.steps = max(self.steps, decision.steps)
         self.elapsed_s = max(self.elapsed_s, decision.elapsed_s)
 
-    def _next_version(self, to: Decision | SteppedBack, file: str, digest: bytes) -> FragmentState:
+    def _next_version(self, to: Decision | SteppedBack, digest: bytes, state: bytes) -> FragmentState:
         at = self.fragments[to.fragment]
         assert to.version == at.version + 1 and to.parent == at.digest, (to, at)
-        at.version, at.file_before, at.file, at.digest = to.version, at.file, file, digest
+        at.version, at.digest, at.state = to.version, digest, state
         return at
+
+    def _begin_again(self, fact: Restored | SteppedBack) -> None:
+        """The fragment has one whole file, and nothing leads to it from before."""
+        at = self.fragments[fact.fragment]
+        at.checkpoints, at.redo = [Checkpoint(fact.version, fact.file, fact.theta)], []
+        if self.before_close:
+            pinned = list(self.before_close)
+            pinned[fact.fragment] = fact.version
+            self.before_close = tuple(pinned)
+
+    def _forget(self, p: int) -> None:
+        """Checkpoints and merges that nobody needs any more."""
+        at = self.fragments[p]
+        pinned = self.before_close[p] if self.before_close else at.version
+        first = min(at.checkpoints[-2:][0].version, max(c.version for c in at.checkpoints if c.version <= pinned))
+        at.checkpoints = [c for c in at.checkpoints if c.version >= first]
+        at.redo = [redo for redo in at.redo if redo.version > first]
 
 
 def created(fact: RunCreated) -> RunState:
-    fragments = [FragmentState(0, f, d) for f, d in zip(fact.files, fact.digests, strict=True)]
+    about = zip(fact.files, fact.digests, fact.states, fact.thetas, strict=True)
+    fragments = [FragmentState(0, digest, state, [Checkpoint(0, file, sha)], []) for file, digest, state, sha in about]
     return RunState(fact, fragments, Ledger(len(fragments)))
+
+
+def _redo(d: Decision, result: Result) -> Redo:
+    outer = (d.outer, d.lr, d.momentum, d.delay, d.restart)
+    return Redo(d.version, *outer, d.codec, d.delta, result.entry, result.digest, result.state)
 
 
 def fold(facts: Iterable[Fact | RunState]) -> RunState:
@@ -173,8 +233,8 @@ def decode_fact(record: bytes) -> Fact | RunState:
             "or restore it from a copy"
         ) from None
     about = fact.created if isinstance(fact, RunState) else fact
-    if isinstance(about, RunCreated) and not 1 <= about.rules <= RULES:
-        known = f"those up to {RULES} are known here"
+    if isinstance(about, RunCreated) and about.rules != RULES:
+        known = f"rules {RULES} are known here"
         raise TapeUnknown(f"run {about.run} follows rules {about.rules}, {known}: use a later version of Skerry")
     return fact
 

@@ -29,8 +29,8 @@ to the state, each order before the next decision that could depend on it.
 
 `state` is the fold of the tape. The machine applies a fact when it orders its record, a merge's once it is told that
 the merge has ended; so the tape has the order in which the machine applied, whatever order merges end in. Whatever
-follows from a fact is ordered behind its record, and carried out after it is kept. Everything else here is lost in a
-crash, and is measured or reported anew.
+follows from a fact is ordered behind its record, and leaves this process after it is kept. Everything else here is lost
+in a crash, and is measured or reported anew.
 
 Invariants, and who keeps them:
 
@@ -56,6 +56,8 @@ from skerry.core.closing import Closing
 from skerry.core.decision import decision_of
 from skerry.core.events import (
     Arrived,
+    Checkpoint,
+    CheckpointDone,
     Departed,
     Dismiss,
     Finish,
@@ -75,6 +77,7 @@ from skerry.core.events import (
     Ticked,
 )
 from skerry.core.facts import (
+    Checkpointed,
     Committed,
     Discarded,
     LifeStarted,
@@ -98,7 +101,7 @@ from skerry.core.rounds import Rounds
 from skerry.core.samples import Samples
 from skerry.core.schedule import spent_at, stage_of, sync_every_in
 from skerry.core.state import RunState
-from skerry.core.vocabulary import Fate, Refusal, Sight, Stage
+from skerry.core.vocabulary import Ending, Fate, Refusal, Sight, Stage
 
 
 class SyncerMachine:
@@ -118,6 +121,8 @@ class SyncerMachine:
         self.refused: dict[Refusal, int] = {}
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
+        self.checkpointing: set[int] = set()  # fragments whose checkpoint is being written
+        self._ending: Ending | None = None  # why this process is to end, once everything has its checkpoint
         self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the tape says
         self._actions: list[SyncerAction] = []
 
@@ -126,6 +131,11 @@ class SyncerMachine:
             f"<syncer {self.state.phase} merges={self.state.merges} ready={len(self.roster.ready)} "
             f"open={sorted(self.rounds.open)} waiting {self.waiting}>"
         )
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Nothing follows from anything any more: this process is about to end, and the run goes on later."""
+        return self._ending == "interrupted"
 
     @property
     def members(self) -> dict[str, Member]:
@@ -140,6 +150,8 @@ class SyncerMachine:
     def take(self, event: SyncerEvent, now: float) -> list[SyncerAction]:
         """Take one event in; what follows from it alone comes out, in the order in which it is to be carried out."""
         self._pass_time(now)
+        if self.is_interrupted and not isinstance(event, CheckpointDone):
+            return []  # whatever it is, nothing follows from it any more
         match event:
             case Started():
                 for learner, known in sorted(self.state.lives.items()):
@@ -156,9 +168,11 @@ class SyncerMachine:
                 self._publication_sent(event)
             case MergeDone():
                 self._merged(event)
+            case CheckpointDone():
+                self._checkpointed(event.fact)
             case Interrupted():
                 self._record(Paused(self._unwritten_seen(), self.elapsed_s))
-                self._do(Finish("interrupted"))
+                self._begin_ending("interrupted")
             case Ticked():
                 pass
         return self._ordered()
@@ -166,9 +180,9 @@ class SyncerMachine:
     def look(self, now: float) -> list[SyncerAction]:
         """Whatever follows from where things stand: open, pull, close, end."""
         self._pass_time(now)
-        self._measure_progress()
-        if self.state.phase == "closed":
+        if self._ending or self.state.phase == "closed":
             return self._ordered()
+        self._measure_progress()
         self._write(self.samples.take_due(self.clock.now))
         if self.closing is not None:
             self._advance_closing(self.closing)
@@ -396,6 +410,47 @@ class SyncerMachine:
         self.rounds.merge_ended(decision, self.roster.ready, self.clock.now)
         for member in self.roster:
             self._publish(member, [p])
+        self._checkpoint_one()
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def _checkpoint_one(self) -> None:
+        """The fragment that is longest due, unless another is being written: they are to disturb nobody."""
+        overdue = {p: self._overdue(p) for p in range(len(self.held))} if not self.checkpointing else {}
+        worst = max(overdue, key=lambda p: overdue[p], default=0)
+        if overdue.get(worst, -1) >= 0:
+            self._checkpoint(worst)
+
+    def _overdue(self, p: int) -> int:
+        """By how many versions; the first of each fragment come staggered, so that they take turns later too."""
+        every, at = self.config.store.checkpoint_every, self.state.fragments[p]
+        last = at.checkpoints[-1].version
+        return at.version - last - (every if last else 1 + p * every // len(self.held))
+
+    def _checkpoint(self, p: int) -> None:
+        if p not in self.checkpointing:
+            self.checkpointing.add(p)
+            self._do(Checkpoint(p, self.state.fragments[p].version))
+
+    def _checkpointed(self, fact: Checkpointed) -> None:
+        self.checkpointing.remove(fact.fragment)
+        self._record(fact)
+        if self._ending:
+            self._end_once_whole(self._ending)
+        else:
+            self._checkpoint_one()
+
+    def _begin_ending(self, why: Ending) -> None:
+        """Nothing is left to do for this process but to write what makes the next start quick."""
+        self._ending = why
+        self._end_once_whole(why)
+
+    def _end_once_whole(self, why: Ending) -> None:
+        lacking = [p for p, at in enumerate(self.state.fragments) if at.checkpoints[-1].version < at.version]
+        for p in lacking:
+            self._checkpoint(p)
+        if not lacking and not self.checkpointing:
+            self._do(Finish(why))
 
     # ------------------------------------------------------------------------------------------ publication
 
@@ -449,8 +504,8 @@ class SyncerMachine:
         for member in self.roster:
             for p in [p for p, asked in member.asked.items() if asked.order]:
                 self.roster.forget(member, p, self.clock.now)  # the last work is asked for, losslessly
-        files = tuple(f.file for f in self.state.fragments)
-        self._record(PhaseChanged("closing", files, self._unwritten_seen(), self.elapsed_s))
+        versions = tuple(f.version for f in self.state.fragments)
+        self._record(PhaseChanged("closing", versions, self._unwritten_seen(), self.elapsed_s))
         self._advance_closing(self.closing)
 
     def _advance_closing(self, closing: Closing) -> None:
@@ -485,7 +540,7 @@ class SyncerMachine:
             if member.connected:
                 self._send(member, Done(self.state.epoch, member.life))
         self.waiting = "for nothing: the run is closed"
-        self._do(Finish("closed"))
+        self._begin_ending("closed")
 
     # ------------------------------------------------------------------------------------------ how far the run is
 
@@ -501,7 +556,6 @@ class SyncerMachine:
     def _measure_progress(self) -> None:
         spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s)
         self.state.progress = max(self.state.progress, min(1.0, spent))
-        self.state.steps = max(self.state.steps, self.state.ledger.steps)
 
     @property
     def stage(self) -> Stage:
@@ -582,7 +636,9 @@ class SyncerMachine:
     def _count(self, reason: Refusal) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _record(self, fact: Committed | LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled) -> None:
+    def _record(
+        self, fact: Committed | Checkpointed | LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled
+    ) -> None:
         self.state.apply(fact)
         match fact:
             case Discarded():

@@ -20,12 +20,10 @@ from skerry.algo.memory import Arrays
 from skerry.algo.merge import Held
 from skerry.algo.outer import OuterStep
 from skerry.core.facts import Decision
-from skerry.errors import StoreError
+from skerry.errors import FileDamaged
 
 Array = Any  # a flat float32 array; the simulator's integer
 Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire
-
-DELTA_CODEC = "fp32"  # in which a merged delta is handed to the outer step
 
 
 class Values(NamedTuple):
@@ -41,16 +39,40 @@ class Merged(NamedTuple):
 
     values: Values
     payload: Payload
-    digest: bytes
+    digest: bytes  # of the published values
+    state: bytes  # of all of them
+
+
+class Step(Protocol):
+    """An outer step and how its result is published: a decision, or what is kept of one to do it again."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def outer(self) -> str: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def delay(self) -> int: ...
+    @property
+    def restart(self) -> int: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def delta(self) -> str: ...
 
 
 class Algebra(Protocol):
     # the syncer's
     def load(self, data: bytes, fragment: Fragment) -> Values: ...
-    def parts(self, values: Values) -> list[memoryview]: ...
+    def parts(self, values: Values) -> list[Any]: ...
     def inspect(self, codec: str, payload: Payload, fragment: Fragment) -> Inspection: ...
     def hold(self, codec: str, payload: Payload, weight: float, seen: Inspection) -> Held: ...
-    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged: ...
+    def merge(self, decision: Decision, fragment: Fragment, held: list[Held], threads: int = 1) -> Payload: ...
+    def entry(self, delta: Payload) -> Any: ...
+    def advance(self, step: Step, fragment: Fragment, old: Values, delta: Payload, threads: int = 1) -> Merged: ...
     def whole(self, theta: Array) -> Payload: ...
 
     # the learner's
@@ -61,6 +83,8 @@ class Algebra(Protocol):
 
     # both
     def digest(self, theta: Array) -> bytes: ...
+    def state_digest(self, values: Values) -> bytes: ...
+    def sha256(self, theta: Array) -> bytes: ...
     def checksum(self, payload: Payload) -> bytes: ...
     def payload_bytes(self, codec: str, fragment: Fragment) -> int: ...
 
@@ -72,14 +96,22 @@ class Float32:
         self._arrays = Arrays()  # of versions
 
     def load(self, data: bytes, fragment: Fragment) -> Values:
-        if len(data) != 12 * fragment.size:
-            expected = 12 * fragment.size
-            raise StoreError(f"fragment {fragment.index}: its file has {len(data)} bytes, expected {expected}")
-        flat = np.frombuffer(data, np.float32).reshape(3, fragment.size)
-        return Values(flat[0], flat[1], flat[2])
+        """What `parts` made."""
+        there = _WHICH.get(data[:8], ())
+        if not there or len(data) != 8 + 4 * len(there) * fragment.size:
+            raise FileDamaged(f"fragment {fragment.index}: its file of {len(data)} bytes is none of this fragment")
+        flat = np.frombuffer(data, np.float32, offset=8).reshape(len(there), fragment.size)
+        found = dict(zip(there, flat, strict=True))
+        return Values(*(found.get(name, np.zeros(fragment.size, np.float32)) for name in Values._fields))
 
-    def parts(self, values: Values) -> list[memoryview]:
-        return [array.data.cast("B") for array in values]
+    def parts(self, values: Values) -> list[Any]:
+        """A file's contents: which arrays follow, and they, as little-endian float32; what is zero is left out."""
+        there = tuple(
+            name
+            for name, array in zip(Values._fields, values, strict=True)
+            if name == "theta" or array.view(np.uint32).any()
+        )
+        return [_HEADER[there], *(getattr(values, name).data.cast("B") for name in there)]
 
     def inspect(self, codec: str, payload: Payload, fragment: Fragment) -> Inspection:
         return codecs.inspect(codec, np.frombuffer(payload, np.uint8), fragment)
@@ -87,21 +119,24 @@ class Float32:
     def hold(self, codec: str, payload: Payload, weight: float, seen: Inspection) -> Held:
         return Held(codec, np.frombuffer(payload, np.uint8), weight, seen.norms)
 
-    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
-        """Merge, outer step, published delta."""
+    def merge(self, decision: Decision, fragment: Fragment, held: list[Held], threads: int = 1) -> memoryview:
+        """The merged delta as it is applied: its gain taken, rounded as decided."""
         scratch = self._arrays.take(fragment.size)
-        delta = merging.merge(decision.rule, fragment, held, DELTA_CODEC, decision.gain, threads, scratch)
-        del scratch  # for one of the three that the new version takes
-        return self._advance(decision, fragment, old, delta, threads)
+        merged = merging.merge(decision.rule, fragment, held, decision.delta, decision.gain, threads, scratch)
+        return merged.data
 
-    def _advance(self, decision: Decision, fragment: Fragment, old: Values, delta: Payload, threads: int) -> Merged:
+    def entry(self, delta: Payload) -> Payload:
+        """What the journal keeps of a merged delta."""
+        return delta
+
+    def advance(self, step: Step, fragment: Fragment, old: Values, delta: Payload, threads: int = 1) -> Merged:
         """Outer step and published delta, from the merged delta as it is applied."""
-        d = decision
-        step = OuterStep(d.outer, d.lr, d.momentum, d.version, d.delay, d.restart)
+        how = OuterStep(step.outer, step.lr, step.momentum, step.version, step.delay, step.restart)
         new = Values(*(self._arrays.take(fragment.size) for _ in Values._fields))
-        advanced = outer.advance(step, *old, DELTA_CODEC, delta, d.codec, threads, out=new)
-        assert advanced.finite, f"fragment {fragment.index} version {d.version} is not finite"
-        return Merged(new, advanced.payload.data, self.digest(new.theta))
+        encoded = np.frombuffer(delta, np.uint8)
+        advanced = outer.advance(how, *old, step.delta, encoded, step.codec, threads, out=new)
+        assert advanced.finite, f"fragment {fragment.index} version {step.version} is not finite"
+        return Merged(new, advanced.payload.data, self.digest(new.theta), self.state_digest(new))
 
     def whole(self, theta: Array) -> memoryview:
         whole: memoryview = theta.data.cast("B")
@@ -125,8 +160,16 @@ class Float32:
         return next(s.name for s in fragment.slots if not np.isfinite(values[s.offset : s.offset + s.size]).all())
 
     def digest(self, theta: Array) -> bytes:
-        """What a learner checks after adopting: sha256 of the published values."""
-        return hashlib.sha256(theta.data.cast("B")).digest()
+        """What a learner checks after adopting: nobody gains by lying about it, so a quick hash does."""
+        return xxhash.xxh3_128_digest(theta.data)
+
+    def state_digest(self, values: Values) -> bytes:
+        """What a version must be that was done again."""
+        return xxhash.xxh3_128_digest(b"".join(map(self.digest, values)))
+
+    def sha256(self, theta: Array) -> bytes:
+        """What a learner's copy is held against, which need not be believed."""
+        return hashlib.sha256(theta.data).digest()
 
     def checksum(self, payload: Payload) -> bytes:
         """What a contribution carries of its payload: found at the other end, it arrived as it left."""
@@ -135,5 +178,19 @@ class Float32:
     def payload_bytes(self, codec: str, fragment: Fragment) -> int:
         return codecs.payload_bytes(codec, fragment.size)
 
+
+def _header(there: tuple[str, ...]) -> bytes:
+    mask = sum(1 << place for place, name in enumerate(Values._fields) if name in there)
+    return b"SKRYFRG" + bytes([mask])
+
+
+_ARRAYS: tuple[tuple[str, ...], ...] = (
+    ("theta",),
+    ("theta", "velocity"),
+    ("theta", "error"),
+    ("theta", "velocity", "error"),
+)
+_HEADER = {there: _header(there) for there in _ARRAYS}
+_WHICH = {header: there for there, header in _HEADER.items()}
 
 FLOAT32 = Float32()

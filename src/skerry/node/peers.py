@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -175,7 +177,11 @@ class Learners:
             self._bind(learner, life)
         peer = self.links.get((learner, life))
         if peer is not None:
-            self.endpoint.send(peer, message, payload, tag, lane_of(message))
+            self._once_durable(partial(self.endpoint.send, peer, message, payload, tag, lane_of(message)))
+
+    def _once_durable(self, call: Callable[[], None]) -> None:
+        """What follows from a fact leaves behind it."""
+        self.node.log.then(call)
 
     def _bind(self, learner: str, life: int) -> None:
         """From here on this peer is that life; an older connection of the same life is over."""
@@ -194,8 +200,8 @@ class Learners:
             self.peers.pop(peer, None)
             if not refused.is_final:
                 self._turned_away.add(peer)
-            self.endpoint.send(peer, refused)
-            self.endpoint.drop(peer, refused.text)
+            self._once_durable(partial(self.endpoint.send, peer, refused))
+            self._once_durable(partial(self.endpoint.drop, peer, refused.text))
 
 
 class Uplink:

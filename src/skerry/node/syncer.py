@@ -1,23 +1,25 @@
 """The syncer's node: global fragments and outer state, held payloads, and the order of durable things.
 
-Actions are carried out in list order. Records that stand together share one commit; nothing behind them is carried out
-before they are durable, so no byte of a version leaves before the version exists on disk.
+Actions are carried out in list order. Records go to the log (`node/log.py`), whose thread writes them in groups; what
+stands behind them is decided and worked on meanwhile, and leaves this process only when they are durable. So no byte of
+a version leaves before the version can be had again from the disk.
 
-One thread decides, commits and sends. Looking at a contribution, and merging with all that its version costs, is work
-for the pool (`node/work.py`); what has ended is handed to the machine as `Arrived` and `MergeDone`. Until then nothing
-has happened: a merge leaves the version before it in its place, what it merges stays held, and the file that it put is
-nobody's. So work that is under way when the process ends, in order or not, needs no care: learners keep what is not
-settled, and answer with it again.
+One thread decides and sends. Looking at a contribution, merging, and writing a checkpoint are work for the pool
+(`node/work.py`); what has ended is handed to the machine as `Arrived`, `MergeDone` and `CheckpointDone`. Until then
+nothing has happened: a merge leaves the version before it in its place, what it merges stays held, and a file that was
+put is nobody's. So work that is under way when the process ends, in order or not, needs no care: learners keep what is
+not settled, and answer with it again.
 
-`outbox`, store and pool are handed in.
+`outbox`, store and pools are handed in.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -26,6 +28,8 @@ from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Layout, decode_fragments, decode_layout
 from skerry.core.events import (
     Arrived,
+    Checkpoint,
+    CheckpointDone,
     Dismiss,
     Finish,
     Hold,
@@ -39,20 +43,25 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Committed, Decision, EpochStarted, Fact, Result, Took
+from skerry.core.facts import Checkpointed, Committed, Decision, Entry, EpochStarted, Fact, Result, Took
 from skerry.core.flow import WINDOW_BYTES, Window
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
-from skerry.node.algebra import FLOAT32, Algebra, Payload, Values
+from skerry.node import versions
+from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
+from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.node.work import AtOnce, Pool
+from skerry.store.journal import Place
 from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
+BEHIND_BYTES = 256 << 20  # of deltas that wait for the disk: beyond it no further merge is begun
+SAYS_S = 10.0  # at most one line in this time about a disk that is too slow
 
 log = logging.getLogger("skerry.syncer")
 
@@ -82,19 +91,22 @@ class Inspected(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A merge has ended: what will be on the tape about it, and what the next one begins with."""
+    """A merge has ended: what was decided, what came of it, and what the journal is to have."""
 
-    fact: Committed
-    values: Values
-    delta: Delta
+    decision: Decision
+    merged: Merged
+    entry: Any
+    checksum: bytes  # of the entry
+    payloads: str  # the file with its contributions, if they are recorded
+    took: Took
     ended_at: float
 
 
-Work = Inspected | Version
+Work = Inspected | Version | Checkpointed
 
 
 class Outbox(Protocol):
-    """Where the node's words go: to learners by (name, life)."""
+    """Where the node's words go: to learners by (name, life), and not before all that is in the log is durable."""
 
     def send(self, learner: str, life: int, message: SyncerMessage, payload: Payload | None, tag: object) -> None: ...
 
@@ -113,6 +125,7 @@ class SyncerNode:
         observer: SyncerObserver = UNWATCHED,
         pool: Pool[Work] | None = None,
         window_bytes: int = WINDOW_BYTES,
+        threads: int = 1,
     ) -> None:
         self.store = store
         self.algebra = algebra
@@ -124,18 +137,18 @@ class SyncerNode:
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
         self.fragments = decode_fragments(state.created.fragments, self.layout)
-        self.values = [
-            algebra.load(store.get(at.file), fragment)
-            for at, fragment in zip(state.fragments, self.fragments, strict=True)
-        ]
+        self.values = versions.newest(store, state, self.fragments, algebra, threads)
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
         self.unseen_bytes = 0  # of contributions that wait to be looked at
         self.finished: Ending | None = None
         self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
+        self._merges_waiting: deque[Merge] = deque()  # for the disk
+        self._said_at = float("-inf")  # that the disk is too slow
+        self._entries: dict[Place, Any] = {}  # of merges that have ended, until they are written
         self._commits = 0
-        self._commit_s = 0.0  # of the last one
         self.commits_per_collect = COMMITS_PER_COLLECT
+        self.log = Log(store, lambda: self.clock(), observer)
         started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)
@@ -171,7 +184,7 @@ class SyncerNode:
     def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
         """A contribution is complete: its values are looked at before the machine decides on it."""
         self.unseen_bytes += len(payload)
-        self.pool.submit(partial(self._inspect, c, payload, payload_s), is_short=True)
+        self.pool.submit(partial(self._inspect, c, payload, payload_s), "short")
         self.finish(now)
 
     @property
@@ -184,20 +197,28 @@ class SyncerNode:
 
         Once this process is finished it is dropped, and nobody has heard of it.
         """
-        if self.finished or not (ended := self.pool.ended()):
+        if self.finished:
             return False
-        self._take_versions([one for one in ended if isinstance(one, Version)], now)
+        self.log.take_ended()
+        self._begin_merges()
+        ended = self.pool.ended()
+        if not self.machine.is_interrupted:
+            self._take_versions([one for one in ended if isinstance(one, Version)], now)
         for one in ended:
             if isinstance(one, Inspected):
                 self.unseen_bytes -= one.event.payload_bytes
                 self.handle(one.event, now, one.arrival)
-        return True
+            elif isinstance(one, Checkpointed):
+                self.handle(CheckpointDone(one), now)
+        return bool(ended)
 
-    def _take_versions(self, versions: Sequence[Version], now: float) -> None:
+    def _take_versions(self, ended: Sequence[Version], now: float) -> None:
         """Merges that have ended together share one commit; what follows from any of them comes behind it."""
-        events = [MergeDone(self._timed(version)) for version in versions]
+        events: list[MergeDone] = []
         actions: list[SyncerAction] = []
-        for version, event in zip(versions, events, strict=True):
+        for version in ended:
+            event = MergeDone(self._placed(version))
+            events.append(event)
             self.observer.event_came(event)
             actions += self.machine.take(event, now)
             self._install(version)
@@ -208,7 +229,7 @@ class SyncerNode:
     # ------------------------------------------------------------------------------------------ actions out
 
     def _perform(self, actions: list[SyncerAction], arrival: Arrival | None) -> None:
-        """Carry the actions out in order; what must be durable before the next one is committed together."""
+        """Carry the actions out in order; records that stand together are written together."""
         facts: list[Fact] = []
         for action in actions:
             if isinstance(action, Record):
@@ -219,7 +240,9 @@ class SyncerNode:
                 self._act(action, arrival)
         self._write(facts)
 
-    def _act(self, action: Send | Hold | Publish | Merge | Dismiss | Finish, arrival: Arrival | None) -> None:
+    def _act(
+        self, action: Send | Hold | Publish | Merge | Checkpoint | Dismiss | Finish, arrival: Arrival | None
+    ) -> None:
         match action:
             case Send():
                 self.outbox.send(action.learner, action.life, action.message, None, None)
@@ -229,11 +252,18 @@ class SyncerNode:
             case Publish():
                 self._publish(action)
             case Merge():
-                self._merge(action)
+                self._merges_waiting.append(action)
+                self._begin_merges()
+            case Checkpoint():
+                p = action.fragment
+                self.pool.submit(partial(self._checkpoint, p, action.version, self.values[p]), "behind")
             case Dismiss():
                 self._dismiss(action)
             case Finish():
-                self.finished = action.reason
+                self.log.then(partial(self._finish, action.reason))
+
+    def _finish(self, reason: Ending) -> None:
+        self.finished = reason
 
     def _dismiss(self, action: Dismiss) -> None:
         """Said once: a learner that is not dismissed for good comes again every few seconds."""
@@ -244,25 +274,23 @@ class SyncerNode:
         self.outbox.dismiss(action.learner, action.life, refused)
 
     def _write(self, facts: list[Fact]) -> None:
-        """One group commit."""
+        """To the log, to be kept together."""
         if not facts:
             return
         records = [msgspec.msgpack.encode(fact) for fact in facts]
-        self.observer.committing(records)
-        began = self.clock()
-        self.store.commit(records, _files_of(facts))
-        self._commit_s = self.clock() - began
-        self.observer.committed(records)
+        places = [Place(*fact.result.entry) for fact in facts if isinstance(fact, Committed)]
+        self.log.write(records, _files_of(facts), [(place, self._entries.pop(place)) for place in places])
         self._commits += 1
 
     def tidy(self) -> None:
-        """Between events: begin a new segment when the tape's is full, collect versions nobody needs."""
+        """Between events: begin a new segment when the tape's is full, collect what nobody needs."""
         if self._commits < self.commits_per_collect:
             return
         self._commits = 0
+        state = self.machine.state
         if self.store.tape.size > self.config.store.segment_bytes:
-            self.store.rotate(msgspec.msgpack.encode(self.machine.state))
-        self.store.collect(self.machine.state.files)
+            self.log.do(partial(self.store.rotate, msgspec.msgpack.encode(state)))
+        self.log.do(partial(self.store.collect, state.files, state.journal))
 
     # ------------------------------------------------------------------------------------------ work for the pool
 
@@ -285,25 +313,40 @@ class SyncerNode:
         return found, "too large" if found.max_abs > ABS_MAX else None
 
     def _next_version(self, decision: Decision, old: Values, arrivals: Sequence[Arrival], ordered_at: float) -> Version:
-        """What is decided, carried out on the version before; its file is written, its commit follows."""
-        began_at = self.clock()
+        """What is decided, carried out on the version before; its commit follows."""
+        fragment, began_at = self.fragments[decision.fragment], self.clock()
         held = [
             self.algebra.hold(part.codec, one.payload, part.weight, one.found)
             for part, one in zip(decision.parts, arrivals, strict=True)
         ]
-        merged = self.algebra.merge(decision, self.fragments[decision.fragment], old, held, threads=1)
+        delta = self.algebra.merge(decision, fragment, held)
+        merged = self.algebra.advance(decision, fragment, old, delta)
+        entry = self.algebra.entry(delta)
+        checksum = self.algebra.checksum(entry)
         merged_at = self.clock()
-        file = self.store.put(self.algebra.parts(merged.values))
         is_recorded = self.config.store.record == "full"
         payloads = self.store.put([one.payload.data for one in held], RECORD) if is_recorded else ""
         ended_at = self.clock()
         inspect_s = sum(one.took_s for one in arrivals)
         took = Took(inspect_s, began_at - ordered_at, merged_at - began_at, ended_at - merged_at)
-        fact = Committed(decision, Result(file, merged.digest, payloads), took)
-        delta = Delta(decision.codec, merged.payload, merged.digest)
-        return Version(fact, merged.values, delta, ended_at)
+        return Version(decision, merged, entry, checksum, payloads, took, ended_at)
+
+    def _checkpoint(self, p: int, version: int, values: Values) -> Checkpointed:
+        return Checkpointed(p, version, self.store.put(self.algebra.parts(values)), self.algebra.sha256(values.theta))
 
     # ------------------------------------------------------------------------------------------ merge and publish
+
+    def _begin_merges(self) -> None:
+        """Unless too much waits for the disk: then rounds wait with it, and no queue grows."""
+        while self._merges_waiting and not self.is_disk_behind:
+            self._merge(self._merges_waiting.popleft())
+        if self._merges_waiting and self.clock() - self._said_at >= SAYS_S:
+            self._said_at = self.clock()
+            log.warning("the disk is slower than the merges: %d wait for it", len(self._merges_waiting))
+
+    @property
+    def is_disk_behind(self) -> bool:
+        return self.log.waiting_bytes > BEHIND_BYTES
 
     def _merge(self, order: Merge) -> None:
         """Begin a merge; no other of the fragment is ordered before it has ended."""
@@ -313,18 +356,20 @@ class SyncerNode:
         old = self.values[order.decision.fragment]
         self.pool.submit(partial(self._next_version, order.decision, old, arrivals, self.clock()))
 
-    def _timed(self, version: Version) -> Committed:
-        """Its fact, with what only this thread knows of the time it took."""
-        assert version.fact.took is not None
+    def _placed(self, version: Version) -> Committed:
+        """Its fact, with a place in the journal, and what only this thread knows of the time it took."""
+        merged = version.merged
+        place = self.store.place(len(version.entry), version.checksum)
+        self._entries[place] = version.entry
         taken_s = self.clock() - version.ended_at
-        took = msgspec.structs.replace(version.fact.took, taken_s=taken_s, commit_s=self._commit_s)
-        return msgspec.structs.replace(version.fact, took=took)
+        took = msgspec.structs.replace(version.took, taken_s=taken_s, commit_s=self.log.commit_s)
+        return Committed(version.decision, Result(merged.digest, merged.state, Entry(*place), version.payloads), took)
 
     def _install(self, version: Version) -> None:
         """From here on it is the fragment's newest; what it merged is not held any longer."""
-        decision = version.fact.decision
-        self.values[decision.fragment] = version.values
-        self._keep(decision.fragment, decision.version, version.delta)
+        decision, merged = version.decision, version.merged
+        self.values[decision.fragment] = merged.values
+        self._keep(decision.fragment, decision.version, Delta(decision.codec, merged.payload, merged.digest))
         for row in decision.rows:
             if row.fate == MERGED:
                 del self.held[row.learner, row.fragment]
@@ -372,5 +417,5 @@ def _records_first(actions: list[SyncerAction]) -> list[SyncerAction]:
 
 
 def _files_of(facts: Sequence[Fact]) -> list[str]:
-    results = [fact.result for fact in facts if isinstance(fact, Committed)]
-    return [file for result in results for file in (result.file, result.payloads) if file]
+    recorded = [fact.result.payloads for fact in facts if isinstance(fact, Committed) and fact.result.payloads]
+    return recorded + [fact.file for fact in facts if isinstance(fact, Checkpointed)]

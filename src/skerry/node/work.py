@@ -13,13 +13,14 @@ the node takes it in. Pieces may end in any order. One that fails raises from `e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 Ended = TypeVar("Ended")
+Rank = Literal["short", "long", "behind"]  # what goes before what, where some of it waits
 
 
 class Pool(Protocol[Ended]):
-    def submit(self, work: Callable[[], Ended], is_short: bool = False) -> None:
+    def submit(self, work: Callable[[], Ended], rank: Rank = "long") -> None:
         """Have it carried out, now or later, here or elsewhere; what is short may go before what is not."""
 
     def ended(self) -> list[Ended]:
@@ -32,7 +33,7 @@ class AtOnce(Generic[Ended]):
     def __init__(self) -> None:
         self._ended: list[Ended] = []
 
-    def submit(self, work: Callable[[], Ended], is_short: bool = False) -> None:
+    def submit(self, work: Callable[[], Ended], rank: Rank = "long") -> None:
         self._ended.append(work())
 
     def ended(self) -> list[Ended]:

@@ -33,11 +33,14 @@ import msgspec
 
 from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
-from skerry.core.facts import Committed, Decision, Part, Result, Row, Sample, Sampled, Seen, Took
+from skerry.core.facts import Committed, Decision, Entry, Part, Result, Row, Sample, Sampled, Seen, Took
 from skerry.core.samples import SAMPLE_S
-from skerry.node.syncer import COMMITS_PER_COLLECT
+from skerry.store import journal
 
-FILE_BYTES = 12  # an element of a fragment's file: value, velocity, residual
+CHECKPOINT_BYTES = 12  # an element of a whole version: value, velocity, residual
+GENESIS_BYTES = 4  # an element of version 0, which has values alone
+DELTA_BYTES = 2  # an element of a merged delta in the journal
+CHECKPOINTS = 3  # of a fragment: the newest two, and one that is being written or that the closing began with
 GROUP_BYTES = 100  # what the tape puts around a commit of one record
 
 
@@ -92,12 +95,14 @@ def disk(config: Config, sizes: Sequence[int], merges_per_h: float, contributors
     recorded = 0.0
     if config.store.record == "full":
         recorded = merges_per_h * contributors * sum(payload_bytes(config.wire.codec_up, s) for s in sizes) / len(sizes)
+    every = config.store.checkpoint_every
     return {
-        "files": 4 * FILE_BYTES * sum(sizes) + FILE_BYTES * mean * COMMITS_PER_COLLECT,
+        "files": (GENESIS_BYTES + CHECKPOINTS * CHECKPOINT_BYTES) * sum(sizes),
+        "journal": (2 * every + 1) * DELTA_BYTES * sum(sizes) + journal.FILE_BYTES,
         "tape_per_hour": tape,
         "recorded_per_hour": recorded,
         "grows_per_hour": tape + recorded,
-        "written_per_hour": merges_per_h * FILE_BYTES * mean + tape + recorded,
+        "written_per_hour": merges_per_h * (DELTA_BYTES + CHECKPOINT_BYTES / every) * mean + tape + recorded,
     }
 
 
@@ -109,11 +114,13 @@ def _commit(contributors: float, learners: int) -> bytes:
     seen = tuple(Seen(who, 1, big, big, 2**40, 2**40, 0.5) for _ in range(learners))
     parts = tuple(Part("int4", big, 0.5) for _ in range(merged))
     decision = Decision(
-        1, 10, big, b"0" * 32, "rda", "nesterov", 0.3, 0.9, 1, 0, 1.0, "int4", 24, 4, "steady",
-        "grace over", learners, rows, parts, seen, 0.5, big, 0.5, 0.5,
+        1, 10, big, b"0" * 16, "rda", "nesterov", 0.3, 0.9, 1, 0, 1.0, "int4", "bf16", 24, 4, "steady",
+        "grace over", learners, rows, parts, seen, 0.5, 0.5, 0.5,
     )  # fmt: skip
     took = Took(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
-    return msgspec.msgpack.encode(Committed(decision, Result("0" * 64, b"0" * 32), took))
+    return msgspec.msgpack.encode(
+        Committed(decision, Result(b"0" * 16, b"0" * 16, Entry(big, big, big, b"0" * 16)), took)
+    )
 
 
 def _samples(learners: int) -> bytes:

@@ -1,7 +1,6 @@
 """A run's model out of its directory: named, hashed, and loadable without Skerry.
 
-A fragment's file holds, as little-endian float32, its published values, the outer velocity and the downstream residual
-of one version: they are written and read together, so that after a crash all three are of the same commit.
+A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from safetensors.numpy import save
 
 from skerry.algo.fragments import F32, decode_layout, scatter
 from skerry.core.state import RunState
-from skerry.node.algebra import FLOAT32
+from skerry.node import versions
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import METADATA
 from skerry.store.store import Store
@@ -25,12 +24,12 @@ from skerry.store.store import Store
 
 def read_model(store: Store, state: RunState, before_close: bool = False) -> dict[str, F32]:
     """The master values by parameter name; `before_close` gives those before the run's last merge."""
-    files = [fragment.file for fragment in state.fragments]
+    wanted = [fragment.version for fragment in state.fragments]
     if before_close and state.before_close:
-        files = list(state.before_close)
+        wanted = list(state.before_close)
     arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
-    for fragment, file in zip(fragments_of(state.created), files, strict=True):
-        values = FLOAT32.load(store.get(file), fragment)
+    for fragment, at, version in zip(fragments_of(state.created), state.fragments, wanted, strict=True):
+        values = versions.load(store, fragment, at, version=version)
         scatter(fragment, values.theta + values.error, arrays)
     return arrays
 

@@ -85,11 +85,14 @@ def begin(
 ) -> RunCreated:
     """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape."""
     fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
-    files, digests = [], []
+    files, digests, states, thetas = [], [], [], []
     for theta in map(first, fragments):
         zero = theta - theta
-        files.append(store.put(algebra.parts(Values(theta, zero, zero))))
+        values = Values(theta, zero, zero)
+        files.append(store.put(algebra.parts(values)))
         digests.append(algebra.digest(theta))
+        states.append(algebra.state_digest(values))
+        thetas.append(algebra.sha256(theta))
     fact = RunCreated(
         run=config.run.name,
         rules=RULES,
@@ -98,6 +101,8 @@ def begin(
         fragments=encode_fragments(fragments),
         files=tuple(files),
         digests=tuple(digests),
+        states=tuple(states),
+        thetas=tuple(thetas),
     )
     store.commit([msgspec.msgpack.encode(fact)], files)
     return fact

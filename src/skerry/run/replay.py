@@ -2,12 +2,13 @@
 
 The chain of hashes says that the tape is what was written, the audit that what was written may be, the recomputation
 that the values are what it says: published values by their digest, momentum and residual with them by the digest of
-the version's file. Merges can be recomputed where the run kept the contributions (store.record = "full"). Nothing is
+the version's state. Merges can be recomputed where the run kept the contributions (store.record = "full"). Nothing is
 written here, and a live syncer may go on meanwhile. A merge is a pure function, so any number of threads agrees.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable
@@ -205,32 +206,31 @@ def held_of(store: Store, fact: Committed, fragment: Fragment) -> list[tuple[str
 
 
 class _Line:
-    """The newest values of every fragment and those before them, carried on from version 0."""
+    """The newest values of every fragment, carried on from version 0, and those to which the run goes back later."""
 
-    def __init__(self, values: list[Values], threads: int) -> None:
-        self.values, self.before, self._threads = values, list(values), threads
+    def __init__(self, values: list[Values], threads: int, back_to: set[tuple[int, int]]) -> None:
+        self.values, self._threads, self._back_to = values, threads, back_to
+        self.kept = {(p, 0): each for p, each in enumerate(values) if (p, 0) in back_to}
 
     def merge(self, decision: Decision, fragment: Fragment, held: list[Held]) -> Merged:
-        merged = FLOAT32.merge(decision, fragment, self.values[fragment.index], held, self._threads)
-        self.put(fragment.index, merged.values)
+        delta = FLOAT32.merge(decision, fragment, held, self._threads)
+        merged = FLOAT32.advance(decision, fragment, self.values[fragment.index], delta, self._threads)
+        self.put(fragment.index, decision.version, merged.values)
         return merged
 
     @property
     def masters(self) -> list[F32]:
         return [values.theta + values.error for values in self.values]
 
-    def put(self, p: int, values: Values) -> None:
-        self.before[p], self.values[p] = self.values[p], values
+    def put(self, p: int, version: int, values: Values) -> None:
+        self.values[p] = values
+        if (p, version) in self._back_to:
+            self.kept[p, version] = values
 
     def repaired(self, p: int) -> dict[str, Values]:
         """What a damaged version may have been replaced by."""
-        newest, before = self.values[p], self.before[p]
-        zero = np.zeros_like(newest.error)
-        return {
-            "the same": newest,
-            "velocity before": Values(newest.theta, before.velocity, zero),
-            "no velocity": Values(newest.theta, zero, zero),
-        }
+        zero = np.zeros_like(self.values[p].error)
+        return {"the same": self.values[p], "no velocity": Values(self.values[p].theta, zero, zero)}
 
 
 class _Walk:
@@ -241,6 +241,7 @@ class _Walk:
         self._store, self._threads = store, threads
         self._excluded = Excluded(exclude) if exclude is not None else None
         self._tokens = 0  # of the excluded learner, in tokens x fragments
+        self._back_to: set[tuple[int, int]] = set()  # fragments and versions to which the run goes back
 
     @property
     def is_full(self) -> bool:
@@ -272,12 +273,14 @@ class _Walk:
             self._fragments = fragments_of(fact)
         except (msgspec.DecodeError, ValueError) as error:
             raise Different(f"its layout cannot be read ({error})") from None
+        self._back_to = _gone_back_to(self._store)
         files = zip(fact.files, self._fragments, strict=True)
         values = [FLOAT32.load(self._store.get(file), fragment) for file, fragment in files]
         for p, digest in enumerate(fact.digests):
             if FLOAT32.digest(values[p].theta) != digest:
                 raise Different(f"fragment {p} version 0: its values are not those of its digest")
-        self._lines = [_Line(list(values), self._threads) for _ in range(2 if self._excluded else 1)]
+        lines = 2 if self._excluded else 1
+        self._lines = [_Line(list(values), self._threads, self._back_to) for _ in range(lines)]
 
     def _merge(self, fact: Committed) -> None:
         decision, result = fact.decision, fact.result
@@ -287,8 +290,10 @@ class _Walk:
         where = f"fragment {decision.fragment} version {decision.version}"
         if merged.digest != result.digest:
             raise Different(f"{where}: digest {merged.digest.hex()} recomputed, {result.digest.hex()} recorded")
-        if (file := _file(merged.values)) != result.file:
-            raise Different(f"{where}: velocity or residual differ, file {file} recomputed, {result.file} recorded")
+        if merged.state != result.state:
+            raise Different(
+                f"{where}: velocity or residual differ, {merged.state.hex()} recomputed, {result.state.hex()} recorded"
+            )
         if self._excluded is not None:
             self._merge_without(self._excluded, decision, fragment, held)
 
@@ -304,21 +309,21 @@ class _Walk:
             self._lines[1].merge(decision, fragment, kept)
         else:
             gone.merges_skipped += 1
-            self._lines[1].put(fragment.index, self._lines[1].values[fragment.index])
+            self._lines[1].put(fragment.index, decision.version, self._lines[1].values[fragment.index])
 
     def _step_back(self, fact: SteppedBack) -> None:
         p = fact.fragment
-        if _file(self._lines[0].before[p]) != fact.file:
-            raise Different(f"fragment {p} version {fact.version}: is not the version before the last")
+        if FLOAT32.state_digest(self._lines[0].kept[p, fact.to]) != fact.state:
+            raise Different(f"fragment {p} version {fact.version}: is not version {fact.to}")
         for line in self._lines:
-            line.put(p, line.before[p])
+            line.put(p, fact.version, line.kept[p, fact.to])
 
     def _restore(self, fact: Restored) -> None:
-        """The digest says that the values are the same; the file, how much of the rest was."""
-        p = fact.fragment
-        how = next((how for how, values in self._lines[0].repaired(p).items() if _file(values) == fact.file), None)
+        """The digest says that the values are the same; that of the state, how much of the rest was."""
+        p, mine = fact.fragment, self._lines[0].repaired(fact.fragment)
+        how = next((how for how, values in mine.items() if FLOAT32.state_digest(values) == fact.state), None)
         if how is None:
-            raise Different(f"fragment {p} version {fact.version}: restored to something else, {fact.file}")
+            raise Different(f"fragment {p} version {fact.version}: restored to something else, {fact.state.hex()}")
         for line in self._lines:
             line.values[p] = line.repaired(p)[how]
 
@@ -341,12 +346,15 @@ class _Walk:
         return packed(arrays, state, {"without": without} if without else {})
 
 
-def _file(values: Values) -> str:
-    """The name a version's file has in the store."""
-    hash = hashlib.sha256()
-    for part in FLOAT32.parts(values):
-        hash.update(part)
-    return hash.hexdigest()
+def _gone_back_to(store: Store) -> set[tuple[int, int]]:
+    """Fragments and versions that the run goes back to later; as far as the tape can be read, the walk says how far."""
+    found = set()
+    with contextlib.suppress(TapeUnknown, TapeDamaged):
+        for record in store.history():
+            fact = decode_fact(record.body)
+            if isinstance(fact, SteppedBack):
+                found.add((fact.fragment, fact.to))
+    return found
 
 
 def _norm(arrays: list[F32]) -> float:

@@ -19,7 +19,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.core.facts import Restored, SteppedBack
 from skerry.core.messages import Answer, Ask, Hello, Lend, Lent, Message
 from skerry.core.state import RunState, state_of
-from skerry.errors import ProtocolError
+from skerry.errors import FileDamaged, ProtocolError
 from skerry.node.algebra import FLOAT32
 from skerry.node.peers import NAME
 from skerry.run import repair
@@ -46,6 +46,10 @@ def make_whole(store: Store, listen: Listen, previous: bool, keep_going: Callabl
     if left and previous:  # all or none: a fragment does not lose work for a run that cannot go on anyway
         _commit(store, [repair.step_back(store, state, d) for d in left])
         return True
+    for d in left:
+        if not repair.can_be_lent(d):
+            advice = "start it with --repair previous"
+            raise FileDamaged(f"{d}: {d.what}; the tape has no sha256 of it to check a learner's copy by: {advice}")
     return not left or Lenders(store, state, left, listen).wait(keep_going)
 
 
@@ -65,8 +69,8 @@ def _commit(store: Store, facts: Sequence[Restored | SteppedBack]) -> None:
 def _how(fact: Restored | SteppedBack) -> str:
     if isinstance(fact, Restored):
         return f"restored from {fact.source}"
-    before, lost = fact.version - 2, fact.version - 1
-    return f"restored from version {before}: version {lost}'s file was damaged, what it merged is lost"
+    before, lost = fact.to, fact.version - 1
+    return f"restored from version {before}: version {lost} could not be had, what was merged since is lost"
 
 
 class Lenders:

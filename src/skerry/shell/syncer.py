@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from skerry.core.events import Interrupted
 from skerry.core.vocabulary import Ending
 from skerry.node import telemetry
+from skerry.node.log import Written
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode, Work
 from skerry.node.turns import LINE_MAX, SyncerDriver
@@ -42,10 +44,12 @@ class SyncerShell:
         self.inbox = Inbox(LINE_MAX)
         self.root = store.root
         self.learners = Learners()
-        self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic)
+        cores = len(os.sched_getaffinity(0))
+        self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic, threads=cores)
         sys.setswitchinterval(SWITCH_S)
-        threads = min(self.node.config.merge.threads, max(2, len(os.sched_getaffinity(0))))
+        threads = min(self.node.config.merge.threads, max(2, cores))
         self.workers = self.node.pool = Workers[Work](threads, self._wake)
+        self.writer = self.node.log.pool = Workers[Written](1, self._wake, "writer")
         self.driver = SyncerDriver(self.node, self.learners, time.monotonic)
         wire = self.node.config.wire
         self.server = self.learners.endpoint = Server(
@@ -67,15 +71,15 @@ class SyncerShell:
             self._farewell()
         finally:
             self.workers.close()
+            self.writer.close()
         assert self.node.finished is not None
         return self.node.finished
 
     def _serve(self, keep_going: Callable[[], bool]) -> None:
         status_at = 0.0
         while not self.node.finished:
-            if not keep_going():
+            if not keep_going() and not self.node.machine.is_interrupted:
                 self.node.handle(Interrupted(), time.monotonic())
-                break
             self._turn()
             self.node.tidy()
             if time.monotonic() - status_at > STATUS_S:
@@ -121,6 +125,9 @@ class SyncerShell:
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
         status = msgspec.json.encode(record)
         self.server.show(status)
+        self.node.log.then(partial(self._keep_status, status))  # a file must not tell of more than the tape does
+
+    def _keep_status(self, status: bytes) -> None:
         try:
             write_json(self.root / "status.json", msgspec.Raw(status))
         except OSError as error:  # if the disk is full, the store says so at its next commit, and stops

@@ -1,7 +1,7 @@
 """The threads that do the syncer's slow work: kernels, hashes and the disk let go of the GIL, so they run side by side.
 
 What is short goes first: a merge takes as long as dozens of looks at contributions, and what is decided next hangs on
-those. What has ended waits in a queue for the deciding thread, which `wake` calls when there is something. Nothing here
+those. Checkpoints are written behind everything else. What has ended waits in a queue for the deciding thread, which `wake` calls when there is something. Nothing here
 is bounded: a fragment merges once at a time, and the shell takes in no contributions while too many wait.
 """
 
@@ -14,27 +14,28 @@ from collections.abc import Callable
 from queue import PriorityQueue
 from typing import Generic
 
-from skerry.node.work import Ended
+from skerry.node.work import Ended, Rank
 
-SHORT, LONG, LAST = range(3)  # in this order
+ORDER: dict[Rank, int] = {"short": 0, "long": 1, "behind": 2}
+LAST = 3
 
 
 class Workers(Generic[Ended]):
     """A `Pool` of `count` threads; `wake` is called on one of them after each piece of work."""
 
-    def __init__(self, count: int, wake: Callable[[], None]) -> None:
+    def __init__(self, count: int, wake: Callable[[], None], name: str = "worker") -> None:
         self._wake = wake
         self._waiting: PriorityQueue[tuple[int, int, Callable[[], Ended] | None]] = PriorityQueue()
         self._numbers = itertools.count()  # in which they were submitted
         self._ended: deque[Ended | _Failed] = deque()
         self.is_closed = False
-        self._threads = [threading.Thread(target=self._run, name=f"skerry-worker_{n}") for n in range(count)]
+        self._threads = [threading.Thread(target=self._run, name=f"skerry-{name}_{n}") for n in range(count)]
         for thread in self._threads:
             thread.daemon = True  # whoever fails to close them does not wait for them
             thread.start()
 
-    def submit(self, work: Callable[[], Ended], is_short: bool = False) -> None:
-        self._waiting.put((SHORT if is_short else LONG, next(self._numbers), work))
+    def submit(self, work: Callable[[], Ended], rank: Rank = "long") -> None:
+        self._waiting.put((ORDER[rank], next(self._numbers), work))
 
     def ended(self) -> list[Ended]:
         taken: list[Ended] = []

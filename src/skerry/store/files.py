@@ -26,6 +26,7 @@ class FileSystem(Protocol):
     """Names are relative, with `/`; `""` is the root directory itself."""
 
     def read(self, name: str) -> bytes: ...
+    def read_at(self, name: str, offset: int, size: int) -> bytes: ...  # fewer bytes where the file ends
     def write(self, name: str, parts: Sequence[Buffer]) -> None: ...  # a new file, in place of one of this name
     def append(self, name: str, data: Buffer) -> None: ...
     def sync(self, name: str) -> None: ...
@@ -52,7 +53,7 @@ class DiskFiles:
             _make_root(root)
         self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open_fds: dict[str, int] = {}
-        self._appended = ""  # the one file that is kept open to be appended to
+        self._appended: dict[str, str] = {}  # directory -> the one file in it that is kept open to be appended to
         self._lock_fd: int | None = None
 
     def __repr__(self) -> str:
@@ -63,6 +64,17 @@ class DiskFiles:
         with _naming(name), open(self._open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return file.read(os.fstat(file.fileno()).st_size)
 
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        with _naming(name):
+            fd = self._open(name, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                data = os.pread(fd, size, offset)
+                while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+                    data += more
+                return data
+            finally:
+                os.close(fd)
+
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         # Never the old file cut to nothing: after a rename that a failing disk kept by half, its contents may stand
         # under another name as well.
@@ -70,11 +82,15 @@ class DiskFiles:
         with _naming(name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._root_fd)
-            fd = self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            fd = self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
             for part in parts:
                 _write_all(fd, flat(part))
 
     def append(self, name: str, data: Buffer) -> None:
+        directory = name.rpartition("/")[0]
+        if (last := self._appended.get(directory, name)) != name:
+            self._forget(last)
+        self._appended[directory] = name
         with _naming(name):
             _write_all(self._kept(name), flat(data))
 
@@ -133,11 +149,9 @@ class DiskFiles:
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._root_fd)
 
     def _kept(self, name: str) -> int:
-        """The descriptor that wrote this file, or one that is kept from now on in place of the last such."""
+        """The descriptor that wrote this file, or one that is kept from now on."""
         if name not in self._open_fds:
-            self._forget(self._appended)
             self._open_fds[name] = self._open(name, os.O_WRONLY | os.O_APPEND)
-            self._appended = name
         return self._open_fds[name]
 
     def _forget(self, name: str) -> None:

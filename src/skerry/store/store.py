@@ -1,13 +1,15 @@
-"""The durable store: a tape of records, and files named by the sha256 of their contents.
+"""The durable store: a tape of records, a journal of entries, and files named by the sha256 of their contents.
 
-    put: write temporary, fsync, rename to the digest      commit: fsync directory, append records, fsync tape
+    put      write temporary, fsync, rename to the digest
+    place    where an entry will lie
+    commit   fsync directory, append entries, fsync journal, append records, fsync tape
 
-Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files it was
-committed with are durable; the first error while writing stops the store for good, because after a failed fsync
-nobody knows what is on the disk, and asking again proves nothing. One thread, but `put` may be called from several at
-once. So a commit names its files: another may have been put meanwhile, whose record is yet to come. The store does
-not know what records say, so it is also told which files to keep. It stamps each commit with the time of the clock it
-was handed.
+Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files and entries it
+was committed with are durable; the first error while writing stops the store for good, because after a failed fsync
+nobody knows what is on the disk, and asking again proves nothing. One thread commits, rotates and collects. `place` may
+be called from another, `put` and the reading ones from any. So a commit names its files: another may have been put
+meanwhile, whose record is yet to come. The store does not know what records say, so it is also told which files to keep.
+It stamps each commit with the time of the clock it was handed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from typing import TYPE_CHECKING, Self
 
 from skerry.errors import FileDamaged, StoreError, TapeDamaged, TapeUnknown
 
+from . import journal
 from .files import DiskFiles, FileSystem, flat
+from .journal import JOURNAL, Journal, Place
 from .tape import CUTS_MAX, Record, Tape, read_all
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ class Store:
         self._uncommitted: Counter[str] = Counter()  # how often each was put, or is being, and no commit has named it
         self._put_numbers = itertools.count()
         self.tape, self.records = Tape.open(files, readonly=readonly)
+        self.journal = Journal(files)
         if self.left_out and not readonly:
             log.warning("%s", self.left_out)
 
@@ -128,11 +133,18 @@ class Store:
         with self._lock:
             self._written.add(name)
 
-    def commit(self, records: Sequence[bytes], files: Iterable[str] = ()) -> None:
-        """Append the records, all or none; on return they are durable, and so are `files`, put for them before."""
+    def place(self, size: int, checksum: bytes) -> Place:
+        """Where an entry of the journal will lie; a commit is to follow that brings it, in the same order."""
+        return self.journal.place(size, checksum)
+
+    def commit(
+        self, records: Sequence[bytes], files: Iterable[str] = (), entries: Sequence[tuple[Place, Buffer]] = ()
+    ) -> None:
+        """Append the records, all or none; on return they are durable, and so are entries and `files`, put before."""
         names = [self._put_as(digest) for digest in files]
         with self._writing("commit"):
             self._sync_names(names)
+            self.journal.append(entries)
             self.tape.append(records, self._clock())
             with self._lock:
                 self._uncommitted -= Counter(names)  # keeps what is left above zero
@@ -153,16 +165,29 @@ class Store:
             raise FileDamaged(f"{where} differs from what was written: restore it from a copy")
         return data
 
+    def entry(self, at: Place) -> bytes:
+        """What the journal has there, checked."""
+        self._check_open()
+        try:
+            data = journal.read(self._files, at)
+        except OSError as error:
+            raise StoreError(_explain(self.root, "entry", error)) from error
+        if data is None:
+            where = f"{self.root}/{journal.where(at)}"
+            raise FileDamaged(f"{where}: {at.size} bytes are not what was written: restore the file from a copy")
+        return data
+
     def rotate(self, fold: bytes) -> None:
         """Begin a new segment with `fold`, the state of everything committed."""
         with self._writing("rotate"):
             self.tape.rotate(fold, self._clock())
 
-    def collect(self, keep: Collection[str]) -> int:
-        """Remove files not in `keep` and leftovers of crashed puts, sparing what awaits its commit."""
+    def collect(self, keep: Collection[str], keep_journal: Collection[int] = ()) -> int:
+        """Remove files not in `keep`, leftovers of crashed puts, and files of the journal; not what awaits a commit."""
         with self._writing("collect"):
             ours = [(found[1], name) for name in self._files.names(FILES) if (found := _OURS.fullmatch(name))]
-            return sum(self._remove(digest, name) for digest, name in ours if digest not in keep)
+            removed = sum(self._remove(digest, name) for digest, name in ours if digest not in keep)
+            return removed + self.journal.collect(keep_journal)
 
     def _remove(self, digest: str, name: str) -> bool:
         """Whether it was; under the lock, for a put of the same contents relies on what is written already."""
@@ -239,6 +264,7 @@ def _prepare(files: FileSystem) -> None:
     files.make_dir("tape")
     files.make_dir(FILES)
     files.make_dir(RECORD)
+    files.make_dir(JOURNAL)
     files.sync_dir("")
 
 

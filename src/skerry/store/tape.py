@@ -37,8 +37,8 @@ from skerry.errors import TapeDamaged, TapeUnknown
 
 from .files import FileSystem
 
-FORMAT_VERSION = 2
-WRITTEN_BY = {1: "0.1", FORMAT_VERSION: "0.2"}  # format -> the version of Skerry that writes and reads it
+FORMAT_VERSION = 3
+WRITTEN_BY = {1: "0.1", 2: "0.2", FORMAT_VERSION: "0.3"}  # format -> the version of Skerry that writes and reads it
 GROUP_BYTES_MAX = 64 << 20  # payload of one commit
 CUTS_MAX = 16  # kept beside a tape: a full disk and an eager service manager may make one a second
 

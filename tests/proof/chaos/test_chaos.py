@@ -186,13 +186,13 @@ def by_hand():
             settled[name, life] += count
             rows.append(Row(name, life, 0, start // 10, start, (start + count) // 10, start + count, "merged", at))
         decision = Decision(
-            epoch, 0, 1, b"", "rda", "sgd", 1.0, 0.0, 1, 0, 1.0, "int4", 4, 1, "steady", "all in", len(rows),
-            tuple(rows), (Part("int4", 0, 1.0),) * len(rows), (), 0.5, 0, 1.0, 0.0,
+            epoch, 0, 1, b"", "rda", "sgd", 1.0, 0.0, 1, 0, 1.0, "int4", "bf16", 4, 1, "steady", "all in", len(rows),
+            tuple(rows), (Part("int4", 0, 1.0),) * len(rows), (), 0.5, 1.0, 0.0,
         )  # fmt: skip
-        return at, Committed(decision, Result("", b""))
+        return at, Committed(decision, Result(b"", b"", Entry(1, 0, 0, b"")))
 
     facts = [
-        (90.0, RunCreated("hand", RULES, configs.encode(config), layout, b"[[]]", ("f",), (b"d",))),
+        (90.0, RunCreated("hand", RULES, configs.encode(config), layout, b"[[]]", ("f",), (b"d",), (b"s",), (b"t",))),
         (91.0, EpochStarted(1)),
         (95.0, LifeStarted(A, 1, "pa", 0, 0.0)),
         (95.0, LifeStarted(B, 1, "pb", 1, 0.0)),

@@ -112,10 +112,11 @@ def decided(
     restart: int = 0,
     gain: float = 1.0,
     codec: str = "fp32",
+    delta: str = "fp32",
 ) -> Decision:
     return Decision(
-        1, 0, version, b"", rule, outer_rule, 0.7, 0.9, delay, restart, gain, codec, 1, 1, "steady", "all in", 1,
-        (), (), (), 0.0, 0, 0.0, 0.0,
+        1, 0, version, b"", rule, outer_rule, 0.7, 0.9, delay, restart, gain, codec, delta, 1, 1, "steady", "all in", 1,
+        (), (), (), 0.0, 0.0, 0.0,
     )  # fmt: skip
 
 
@@ -142,8 +143,9 @@ def merged_by_both(decision: Decision, old: list[np.ndarray], drifts: list[tuple
         held.append(lab.hold("fp32", payload, weight, lab.inspect("fp32", payload, FRAGMENT)))
         raw, _ = FLOAT32.encode("fp32", drift)
         theirs.append(FLOAT32.hold("fp32", raw, weight, FLOAT32.inspect("fp32", raw, FRAGMENT)))
-    ours = lab.merge(decision, FRAGMENT, Values(*(put(array, device) for array in old)), held, 1)
-    return ours, FLOAT32.merge(decision, FRAGMENT, Values(*old), theirs, 1)
+    mine = Values(*(put(array, device) for array in old))
+    ours = lab.advance(decision, FRAGMENT, mine, lab.merge(decision, FRAGMENT, held))
+    return ours, FLOAT32.advance(decision, FRAGMENT, Values(*old), FLOAT32.merge(decision, FRAGMENT, theirs))
 
 
 @on_every_device

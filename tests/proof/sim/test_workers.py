@@ -3,11 +3,12 @@
 import pytest
 
 from skerry.core.events import Arrived
-from skerry.core.facts import Committed, Decision, Result
+from skerry.core.facts import Checkpointed, Decision, Took
 from skerry.core.messages import Contribution, Publication, Pull
-from skerry.node.syncer import Delta, Inspected, Version
+from skerry.node.log import Written
+from skerry.node.syncer import Inspected, Version
 from skerry.proof.sim.timeline import Timeline
-from skerry.proof.sim.workers import NodeThread, TimedWorkers
+from skerry.proof.sim.workers import NodeThread, TimedDisk, TimedWorkers
 from skerry.run.delays import Delays
 
 SIZES = [100, 200]
@@ -17,7 +18,7 @@ DELAYS = Delays(encode_ns=1e7, adopt_ns=2e7, inspect_ns=1e6, merge_ns=1e7, commi
 
 def version_of(p):
     told = dict.fromkeys(Decision.__struct_fields__, 0) | {"fragment": p, "rows": (), "parts": (), "seen": ()}
-    return Version(Committed(Decision(**told), Result("", b"")), None, Delta("int4", b"", b""), 0.0)
+    return Version(Decision(**told), None, b"", b"", "", Took(0.0, 0.0, 0.0, 0.0), 0.0)
 
 
 def contribution_of(p, seq=1):
@@ -48,10 +49,21 @@ def test_work_takes_its_time_and_waits_for_a_worker():
     assert ended_at(2, inspected_of(0), inspected_of(1), inspected_of(0)) == pytest.approx([0.1, 0.2, 0.2])
 
 
-def test_merges_that_end_during_a_commit_share_the_next():
-    assert ended_at(1, version_of(0)) == pytest.approx([1.5])
-    quick = [version_of(0) for _ in range(3)]
-    assert ended_at(3, *quick) == pytest.approx([1.5, 2.0, 2.0]), "the first is taken in at once"
+def test_merges_are_side_by_side_on_several_workers():
+    assert ended_at(1, version_of(0), version_of(1)) == pytest.approx([1.0, 3.0])
+    assert ended_at(2, version_of(0), version_of(1)) == pytest.approx([1.0, 2.0])
+
+
+def test_a_checkpoint_keeps_no_worker():
+    assert ended_at(1, Checkpointed(0, 1, "", b""), version_of(0)) == pytest.approx([0.0, 1.0])
+
+
+def test_what_is_written_is_durable_a_commit_later():
+    timeline, heard = Timeline(), []
+    disk = TimedDisk(timeline, DELAYS, lambda: heard.extend((timeline.now, one) for one in disk.ended()))
+    disk.submit(lambda: Written(3, 0.0))
+    timeline.run_until(100.0)
+    assert heard == [(0.5, Written(3, 0.0))]
 
 
 def test_a_node_thread_does_one_thing_after_the_other():

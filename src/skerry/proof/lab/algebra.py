@@ -24,7 +24,7 @@ from skerry.algo.fragments import BLOCK, Fragment
 from skerry.algo.merge import DIRECTION_MIN, NORM_MIN, Held
 from skerry.algo.outer import is_multiple
 from skerry.core.facts import Decision
-from skerry.node.algebra import Merged, Values
+from skerry.node.algebra import Merged, Step, Values
 
 LEVELS = {"int8": 127.0, "int4": 7.0}
 FOUR = [float(kernels.MIDDLE), float(kernels.LOW), float(kernels.HIGH)]
@@ -80,7 +80,7 @@ class Device:
         self._has_begun = True
         return self._genesis[bytes(data)]
 
-    def parts(self, values: Values) -> list[memoryview]:
+    def parts(self, values: Values) -> list[Any]:
         """A number of its own for each version: no file but those of a run's genesis is read back here."""
         data = self._serial()
         if not self._has_begun:
@@ -102,17 +102,26 @@ class Device:
         return Held(codec, payload, weight, seen.norms)
 
     @torch.no_grad()
-    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
-        """Merge, outer step, published delta."""
+    def merge(self, decision: Decision, fragment: Fragment, held: list[Held], threads: int = 1) -> Payload:
+        """The merged delta as it is applied."""
         delta = self.delta(decision.rule, fragment, held)
         self._measure(fragment, held, delta)
-        delta = delta * decision.gain
-        if is_multiple(decision.version, decision.restart):
+        rounded = self.quantized(decision.delta, delta * decision.gain)
+        return Payload(rounded, self.payload_bytes(decision.delta, fragment))
+
+    def entry(self, delta: Payload) -> bytes:
+        """No delta is read back here."""
+        return self._serial()
+
+    @torch.no_grad()
+    def advance(self, step: Step, fragment: Fragment, old: Values, delta: Payload, threads: int = 1) -> Merged:
+        """Outer step, published delta."""
+        if is_multiple(step.version, step.restart):
             old = old._replace(velocity=torch.zeros_like(old.velocity))
-        x, velocity = _OUTER[decision.outer](decision, old, delta)
-        theta, error = self.publish(decision.codec, x, old.theta)
-        payload = Payload(theta, self.payload_bytes(decision.codec, fragment))
-        return Merged(Values(theta, velocity, error), payload, self.digest(theta))
+        x, velocity = _OUTER[step.outer](step, old, delta.values)
+        theta, error = self.publish(step.codec, x, old.theta)
+        payload = Payload(theta, self.payload_bytes(step.codec, fragment))
+        return Merged(Values(theta, velocity, error), payload, self.digest(theta), self._serial())
 
     def delta(self, rule: str, fragment: Fragment, held: Sequence[Any]) -> Tensor:
         """The contributions merged, as algo.merge does it."""
@@ -216,6 +225,12 @@ class Device:
     def digest(self, theta: Tensor) -> bytes:
         return id(theta).to_bytes(8, "little")
 
+    def state_digest(self, values: Values) -> bytes:
+        return self.digest(values.theta)
+
+    def sha256(self, theta: Tensor) -> bytes:
+        return self.digest(theta)
+
     def checksum(self, payload: Payload) -> bytes:
         return id(payload).to_bytes(8, "little")
 
@@ -276,26 +291,26 @@ _RULES: dict[str, Callable[[_Map, Tensor, Tensor, Tensor], Tensor]] = {
 # Outer steps: to (x, velocity), as in algo.outer.
 
 
-def _nesterov(decision: Decision, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
-    velocity = torch.add(delta, old.velocity, alpha=decision.momentum)
-    step = torch.add(delta, velocity, alpha=decision.momentum)
-    return (old.theta + old.error).add_(step, alpha=decision.lr), velocity
+def _nesterov(outer: Step, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
+    velocity = torch.add(delta, old.velocity, alpha=outer.momentum)
+    step = torch.add(delta, velocity, alpha=outer.momentum)
+    return (old.theta + old.error).add_(step, alpha=outer.lr), velocity
 
 
-def _sgd(decision: Decision, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
-    return (old.theta + old.error).add_(delta, alpha=decision.lr), torch.zeros_like(delta)
+def _sgd(outer: Step, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
+    return (old.theta + old.error).add_(delta, alpha=outer.lr), torch.zeros_like(delta)
 
 
-def _delayed(decision: Decision, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
-    velocity = torch.add(old.velocity, delta, alpha=1 / decision.delay)
+def _delayed(outer: Step, old: Values, delta: Tensor) -> tuple[Tensor, Tensor]:
+    velocity = torch.add(old.velocity, delta, alpha=1 / outer.delay)
     step = delta
-    if is_multiple(decision.version, decision.delay):
-        velocity *= decision.momentum
+    if is_multiple(outer.version, outer.delay):
+        velocity *= outer.momentum
         step = delta + velocity
-    return (old.theta + old.error).add_(step, alpha=decision.lr), velocity
+    return (old.theta + old.error).add_(step, alpha=outer.lr), velocity
 
 
-_OUTER: dict[str, Callable[[Decision, Values, Tensor], tuple[Tensor, Tensor]]] = {
+_OUTER: dict[str, Callable[[Step, Values, Tensor], tuple[Tensor, Tensor]]] = {
     "nesterov": _nesterov,
     "sgd": _sgd,
     "delayed": _delayed,

@@ -36,7 +36,7 @@ from skerry.proof.lab.study import PRODUCT, Job
 from skerry.proof.lab.trials import Trials
 from skerry.proof.sim.lines import Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
-from skerry.proof.sim.workers import NodeThread, TimedWorkers
+from skerry.proof.sim.workers import NodeThread, TimedDisk, TimedWorkers
 from skerry.run.delays import NONE
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import begin
@@ -89,6 +89,8 @@ class Laboratory(Timeline):
         self.syncer = self.learners.node = SyncerNode(
             self.store, self.learners, self.clock, self.algebra, BeforeClose(self), self._pool()
         )
+        if self.setting.delays != NONE:
+            self.syncer.log.pool = TimedDisk(self, self.setting.delays, self._wake)
         self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]

@@ -17,7 +17,7 @@ from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
 from skerry.algo.merge import Held
 from skerry.core.facts import Decision
-from skerry.node.algebra import Merged, Values
+from skerry.node.algebra import Merged, Step, Values
 
 # Of a payload: several deltas are less than the whole.
 BYTES: dict[str, int] = {"fp32": 48, "bf16": 24, "int8": 20, "int4": 16, "int2": 14}
@@ -47,7 +47,7 @@ class Integers:
         assert len(data) == 3 * size, f"{len(data)} bytes"
         return Values(*(unpack(data[at : at + size]) for at in range(0, 3 * size, size)))
 
-    def parts(self, values: Values) -> list[memoryview]:
+    def parts(self, values: Values) -> list[Any]:
         return [memoryview(pack(value)) for value in values]
 
     def inspect(self, codec: str, payload: Any, fragment: Fragment) -> Inspection:
@@ -56,11 +56,18 @@ class Integers:
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
         return Held(codec, np.frombuffer(payload, np.uint8), weight, seen.norms)
 
-    def merge(self, decision: Decision, fragment: Fragment, old: Values, held: list[Held], threads: int) -> Merged:
-        x = old.theta + old.error + sum(unpack(h.payload.tobytes()) for h in held)
-        delta = _round(x - old.theta, decision.codec)
-        theta = old.theta + delta
-        return Merged(Values(theta, decision.version, x - theta), pack(delta, decision.codec), self.digest(theta))
+    def merge(self, decision: Decision, fragment: Fragment, held: list[Held], threads: int = 1) -> bytes:
+        return pack(sum(unpack(h.payload.tobytes()) for h in held))
+
+    def entry(self, delta: bytes) -> bytes:
+        return delta
+
+    def advance(self, step: Step, fragment: Fragment, old: Values, delta: Any, threads: int = 1) -> Merged:
+        x = old.theta + old.error + unpack(delta)
+        published = _round(x - old.theta, step.codec)
+        theta = old.theta + published
+        values = Values(theta, step.version, x - theta)
+        return Merged(values, pack(published, step.codec), self.digest(theta), self.state_digest(values))
 
     def whole(self, theta: int) -> memoryview:
         return memoryview(pack(theta))
@@ -79,6 +86,12 @@ class Integers:
         return "" if abs(values) < SPOILED // 2 else fragment.slots[0].name
 
     def digest(self, theta: int) -> bytes:
+        return xxhash.xxh3_128_digest(pack(theta))
+
+    def state_digest(self, values: Values) -> bytes:
+        return xxhash.xxh3_128_digest(b"".join(map(pack, values)))
+
+    def sha256(self, theta: int) -> bytes:
         return hashlib.sha256(pack(theta)).digest()
 
     def checksum(self, payload: Any) -> bytes:

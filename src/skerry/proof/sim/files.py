@@ -55,6 +55,9 @@ class CrashFiles:
     def read(self, name: str) -> bytes:
         return self._inode(name).cache
 
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        return self._inode(name).cache[offset : offset + size]
+
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         data = b"".join(bytes(part) for part in parts)
         error = self._operation("write", name)

@@ -84,6 +84,8 @@ def draw(seed: int) -> Scenario:
     work_s, interrupts = _late_work(seed)
     window_bytes, leave_s, streams = _narrow_window(seed)
     config = replace(config, wire=replace(config.wire, streams=streams))
+    every = random.Random(f"checkpoints {seed}").choice([1, 2, 3, 5, 16])
+    config = replace(config, store=replace(config.store, checkpoint_every=every))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from skerry.core.events import Arrived, Interrupted, Merge, Started, SyncerEvent, Ticked
 from skerry.core.messages import Contribution
@@ -13,7 +13,8 @@ from skerry.errors import StoreError
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode, Version, Work
 from skerry.node.turns import SyncerDriver
-from skerry.node.work import AtOnce, Pool
+from skerry.node.log import Written
+from skerry.node.work import AtOnce, Ended, Pool, Rank
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.network import SimEndpoint
 from skerry.store.files import FileSystem
@@ -29,9 +30,10 @@ WORK_S_MAX = 2.0
 WAKE_S = 0.1  # after which the deciding thread looks, unless something else has woken it
 ROOT = Path("/run")
 COMMITS_PER_COLLECT = 4  # a simulated run is short
+JOURNAL_FILE_BYTES = 200  # four entries
 
 
-class LateWork:
+class LateWork(Generic[Ended]):
     """A pool in virtual time: a piece of work is carried out after a while, and has ended after another.
 
     In between its file is on the disk, and nobody knows. Those submitted later may overtake it.
@@ -39,24 +41,24 @@ class LateWork:
 
     def __init__(self, syncer: SyncerProcess) -> None:
         self.syncer, self.world = syncer, syncer.world
-        self._ended: list[Work] = []
+        self._ended: list[Ended] = []
         self._failure: StoreError | None = None
         self._submitted = 0
         self._newest = 0  # of those that have ended
 
-    def submit(self, work: Callable[[], Work], is_short: bool = False) -> None:
+    def submit(self, work: Callable[[], Ended], rank: Rank = "long") -> None:
         self._submitted += 1
         number = self._submitted
         self._later(lambda: self._carry_out(number, work))
 
-    def ended(self) -> list[Work]:
+    def ended(self) -> list[Ended]:
         if self._failure is not None:
             raise self._failure
         taken, self._ended = self._ended, []
         self.world.saw["merges committed together"] += sum(isinstance(one, Version) for one in taken) > 1
         return taken
 
-    def _carry_out(self, number: int, work: Callable[[], Work]) -> None:
+    def _carry_out(self, number: int, work: Callable[[], Ended]) -> None:
         self.world.saw["work overtaken by later work"] += number < self._newest
         self._newest = max(self._newest, number)
         try:
@@ -66,7 +68,7 @@ class LateWork:
         else:
             self._later(lambda: self._end(ended))
 
-    def _end(self, ended: Work) -> None:
+    def _end(self, ended: Ended) -> None:
         self._ended.append(ended)
         self.world.at(WAKE_S, lambda: self._awake(self.syncer.finish))
 
@@ -117,15 +119,19 @@ class SyncerProcess:
             self._pool(),
             self.world.scenario.window_bytes,
         )
+        if self.world.scenario.work_s:
+            self.node.log.pool = LateWork[Written](self)
         self.driver = SyncerDriver(self.node, self.learners, self.clock)
         self.node.commits_per_collect = COMMITS_PER_COLLECT
+        self.store.journal.file_bytes = JOURNAL_FILE_BYTES
+        self.world.saw["merges done again at a start"] += sum(len(at.redo) for at in self.node.machine.state.fragments)
         self.learners.endpoint = SimEndpoint(self.world, self, syncer_dialect(self.learners.payload_bytes))
         self.world.oracle.began(self)
         self.is_serving = True
         self.world.at(TICK_S, self.tick)
 
     def _pool(self) -> Pool[Work]:
-        return LateWork(self) if self.world.scenario.work_s else AtOnce()
+        return LateWork[Work](self) if self.world.scenario.work_s else AtOnce()
 
     def clock(self) -> float:
         return self.world.now + self.clock_ahead_s
@@ -148,6 +154,7 @@ class SyncerProcess:
         """Word from a worker that something has ended, which a turn takes in."""
         if self.is_serving:
             self.driver.turn()
+            self._leave_if_finished()
 
     def take(self, event: WireEvent) -> None:
         """It waits in line until the next turn, which is soon or, in some worlds, at once."""
@@ -181,6 +188,7 @@ class SyncerProcess:
         if refused != self._refused:
             self.world.saw.update({f"refused: {k}": n - self._refused.get(k, 0) for k, n in refused.items()})
             self._refused = refused
+        self.world.saw["message waited for the disk"] += not self.node.log.is_durable
         waiting = any(member.waiting for member in self.node.machine.members.values())
         self.world.saw["version waited for the window"] += waiting
         self.world.oracle.check_syncer(self)
@@ -210,11 +218,16 @@ class SyncerProcess:
 
     def interrupt(self) -> None:
         """The operator wants it to end, whatever is under way."""
-        if not self.is_serving or self.node.finished or self.world.now < self.paused_until:
+        is_ending = self.node.finished or self.node.machine.is_interrupted if self.is_serving else True
+        if is_ending or self.world.now < self.paused_until:
             return
+        self.world.saw["interrupted while merging"] += self.is_merging
         self.guarded(lambda: self.node.handle(Interrupted(), self.clock()))
-        if not self.is_dead:
-            self.world.saw["interrupted while merging"] += self.is_merging
+        self._leave_if_finished()
+
+    def _leave_if_finished(self) -> None:
+        """One that was interrupted ends once its checkpoints are written; a closed run has ended for good."""
+        if not self.is_dead and self.node.finished == "interrupted":
             self.world.syncer_left(self)
 
     @property

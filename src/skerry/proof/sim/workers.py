@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from skerry.core.facts import Checkpointed
 from skerry.core.messages import Contribution, Message, Publication
-from skerry.node.syncer import Version, Work
+from skerry.node.log import Written
+from skerry.node.syncer import Inspected, Version, Work
+from skerry.node.work import Rank
 from skerry.proof.sim.timeline import Timeline
 from skerry.run.delays import Delays
 
 
 class TimedWorkers:
-    """A `Pool` of so many workers and a thread that commits; `wake` is called whenever something has ended.
+    """A `Pool` of so many workers; `wake` is called whenever something has ended.
 
-    Work is begun in the order in which it was submitted. Merges that end during a commit share the next.
+    Work is begun in the order in which it was submitted; checkpoints are written beside it.
     """
 
     def __init__(
@@ -27,11 +30,12 @@ class TimedWorkers:
         self._timeline, self._delays, self._sizes, self._wake = timeline, delays, sizes, wake
         self._free_at = [0.0] * count
         self._ended: list[Work] = []
-        self._computed: list[Work] = []  # merges that wait for a commit
-        self._is_committing = False
 
-    def submit(self, work: Callable[[], Work], is_short: bool = False) -> None:
+    def submit(self, work: Callable[[], Work], rank: Rank = "long") -> None:
         done, now = work(), self._timeline.now
+        if isinstance(done, Checkpointed):
+            self._end(done)
+            return
         self._free_at.sort()
         self._free_at[0] = max(now, self._free_at[0]) + self._takes_s(done)
         self._timeline.at(self._free_at[0] - now, lambda: self._end(done))
@@ -40,29 +44,34 @@ class TimedWorkers:
         taken, self._ended = self._ended, []
         return taken
 
-    def _takes_s(self, done: Work) -> float:
+    def _takes_s(self, done: Inspected | Version) -> float:
         if isinstance(done, Version):
-            return self._delays.merge_s(self._sizes[done.fact.decision.fragment])
+            return self._delays.merge_s(self._sizes[done.decision.fragment])
         return self._delays.inspect_s(self._sizes[done.event.contribution.fragment])
 
     def _end(self, done: Work) -> None:
-        if isinstance(done, Version):
-            self._computed.append(done)
-            self._commit()
-        else:
-            self._ended.append(done)
-            self._wake()
+        self._ended.append(done)
+        self._timeline.at(0.0, self._wake)
 
-    def _commit(self) -> None:
-        if self._computed and not self._is_committing:
-            together, self._computed, self._is_committing = self._computed, [], True
-            self._timeline.at(self._delays.commit_s, lambda: self._committed(together))
 
-    def _committed(self, together: list[Work]) -> None:
-        self._is_committing = False
-        self._ended += together
+class TimedDisk:
+    """A `Pool` for the log: what is written is durable a commit's time later."""
+
+    def __init__(self, timeline: Timeline, delays: Delays, wake: Callable[[], object]) -> None:
+        self._timeline, self._delays, self._wake = timeline, delays, wake
+        self._ended: list[Written] = []
+
+    def submit(self, work: Callable[[], Written], rank: Rank = "long") -> None:
+        done = work()
+        self._timeline.at(self._delays.commit_s, lambda: self._end(done))
+
+    def ended(self) -> list[Written]:
+        taken, self._ended = self._ended, []
+        return taken
+
+    def _end(self, done: Written) -> None:
+        self._ended.append(done)
         self._wake()
-        self._commit()
 
 
 class NodeThread:

@@ -28,7 +28,7 @@ from skerry.proof.sim.algebra import BYTES, Integers
 from skerry.proof.sim.files import CrashFiles, Session
 from skerry.proof.sim.lines import OTHER, Hub, Line, Trip
 from skerry.proof.sim.timeline import Timeline
-from skerry.proof.sim.workers import NodeThread, TimedWorkers
+from skerry.proof.sim.workers import NodeThread, TimedDisk, TimedWorkers
 from skerry.proof.sim.world import layout_for
 from skerry.proof.twin.measurements import CUTS, LATENCY_S, Life, Measurements
 from skerry.run.delays import NONE
@@ -102,6 +102,7 @@ class Twin(Timeline):
                 self.measured.config.merge.threads,
                 lambda: self._turn(driver),
             )
+            self.syncer.log.pool = TimedDisk(self, self.measured.delays, lambda: self._turn(driver))
         self.learners.endpoint = self.hub
         self._tick(self.syncer)
 

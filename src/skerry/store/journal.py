@@ -1,0 +1,100 @@
+"""The journal: what is needed to do merges again, appended to numbered files.
+
+    journal/000007.log      the entries of one process, one after the other, nothing between them
+
+An entry has no header: the tape says where it lies, how long it is and its checksum (`Place`), and
+what the tape does not name is nobody's. So a tail that a crash tore needs no care, and a process never appends to a file
+of another: it begins a new one. Entries are appended in the order in which their places were given out, and are durable
+before the record that names them is written.
+
+The journal does not know what an entry says. Its checksum is xxh3: it is there for damage, not for liars.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from .files import FileSystem, flat
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+JOURNAL = "journal"
+FILE_BYTES = 256 << 20  # a file is left behind when it is as long: what nobody needs is removed by the file
+
+
+class Place(NamedTuple):
+    """Where an entry lies, and what it must be."""
+
+    file: int  # its number
+    offset: int
+    size: int
+    checksum: bytes
+
+
+class Journal:
+    """The open end. Places are given out by one thread, entries appended by one, which may be another."""
+
+    def __init__(self, files: FileSystem) -> None:
+        self._files = files
+        self.file_bytes = FILE_BYTES
+        self._number = max(_numbers(files), default=0) + 1  # where the next entry is placed
+        self._size = 0
+        self._begun, self._end = 0, 0  # the file that is written to, and up to where it was
+
+    def place(self, size: int, checksum: bytes) -> Place:
+        """Where an entry will lie; those placed are to be appended in the same order."""
+        if self._size >= self.file_bytes:
+            self._number, self._size = self._number + 1, 0
+        self._size += size
+        return Place(self._number, self._size - size, size, checksum)
+
+    def append(self, entries: Sequence[tuple[Place, Buffer]]) -> None:
+        """Durable on return."""
+        for number in sorted({place.file for place, _ in entries}):
+            name = _name(number)
+            if is_new := number > self._begun:
+                self._files.write(name, [])
+                self._begun, self._end = number, 0
+            for place, data in entries:
+                if place.file == number:
+                    assert (place.offset, place.size) == (self._end, flat(data).nbytes), (place, self._end)
+                    self._files.append(name, data)
+                    self._end += place.size
+            self._files.sync(name)
+            if is_new:
+                self._files.sync_dir(JOURNAL)
+
+    def collect(self, keep: Collection[int]) -> int:
+        """Remove the files of earlier entries that are not in `keep`."""
+        stale = [number for number in _numbers(self._files) if number < self._begun and number not in keep]
+        for number in stale:
+            self._files.remove(_name(number))
+        return len(stale)
+
+
+def read(files: FileSystem, at: Place) -> bytes | None:
+    """What lies there; None if it is not what was written."""
+    try:
+        data = files.read_at(_name(at.file), at.offset, at.size)
+    except FileNotFoundError:
+        return None
+    is_it = len(data) == at.size and xxhash.xxh3_128_digest(data) == at.checksum
+    return data if is_it else None
+
+
+def where(at: Place) -> str:
+    return f"{_name(at.file)} at byte {at.offset}"
+
+
+def _name(number: int) -> str:
+    return f"{JOURNAL}/{number:06d}.log"
+
+
+def _numbers(files: FileSystem) -> list[int]:
+    matches = (re.fullmatch(r"([0-9]{6,})\.log", name) for name in files.names(JOURNAL))
+    return sorted(int(match[1]) for match in matches if match)
