@@ -14,7 +14,6 @@ from node.test_pair import ROUNDING, check_every_base, check_rows, lose_every
 from skerry.algo import codecs
 from skerry.core.ledger import MERGED
 from skerry.core.messages import Contribution, Publication
-from skerry.node.algebra import FLOAT32
 
 
 @dataclass

@@ -257,7 +257,7 @@ class Injected(Struct, frozen=True, tag=True):
 
 
 class Restored(Struct, frozen=True, tag=True):
-    """A fragment that could not be had again has a whole file: the same version and digest, `source` says where from."""
+    """A fragment that could not be had has a whole file again: the same version and digest, from `source`."""
 
     fragment: int
     version: int

@@ -41,6 +41,7 @@ class Checkpoint(Struct, frozen=True, array_like=True):
 
     version: int
     file: str
+    state: bytes  # digest of all of it
     theta: bytes  # sha256 of its published values
 
 
@@ -114,7 +115,8 @@ class RunState(Struct, tag="Fold"):
             case Checkpointed():
                 at = self.fragments[fact.fragment]
                 assert at.checkpoints[-1].version < fact.version <= at.version, (fact, at)
-                at.checkpoints.append(Checkpoint(fact.version, fact.file, fact.theta))
+                state = next(redo.state for redo in at.redo if redo.version == fact.version)
+                at.checkpoints.append(Checkpoint(fact.version, fact.file, state, fact.theta))
                 self._forget(fact.fragment)
             case SteppedBack():
                 self._next_version(fact, fact.digest, fact.state)
@@ -177,7 +179,7 @@ class RunState(Struct, tag="Fold"):
     def _begin_again(self, fact: Restored | SteppedBack) -> None:
         """The fragment has one whole file, and nothing leads to it from before."""
         at = self.fragments[fact.fragment]
-        at.checkpoints, at.redo = [Checkpoint(fact.version, fact.file, fact.theta)], []
+        at.checkpoints, at.redo = [Checkpoint(fact.version, fact.file, fact.state, fact.theta)], []
         if self.before_close:
             pinned = list(self.before_close)
             pinned[fact.fragment] = fact.version
@@ -194,7 +196,9 @@ class RunState(Struct, tag="Fold"):
 
 def created(fact: RunCreated) -> RunState:
     about = zip(fact.files, fact.digests, fact.states, fact.thetas, strict=True)
-    fragments = [FragmentState(0, digest, state, [Checkpoint(0, file, sha)], []) for file, digest, state, sha in about]
+    fragments = [
+        FragmentState(0, digest, state, [Checkpoint(0, file, state, theta)], []) for file, digest, state, theta in about
+    ]
     return RunState(fact, fragments, Ledger(len(fragments)))
 
 

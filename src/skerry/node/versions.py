@@ -62,11 +62,16 @@ def _redone(
     store: Store, fragment: Fragment, at: FragmentState, algebra: Algebra, checkpoint: Checkpoint, wanted: int
 ) -> Values:
     values = algebra.load(store.get(checkpoint.file), fragment)
+    _check(algebra.state_digest(values) == checkpoint.state, fragment, checkpoint.version)
     for redo in at.redo:
         if checkpoint.version < redo.version <= wanted:
             merged = algebra.advance(redo, fragment, values, store.entry(Place(*redo.entry)))
-            if merged.state != redo.state:
-                where = f"fragment {fragment.index} version {redo.version}"
-                raise FileDamaged(f"{where}: done again from the journal it is another: restore the files from a copy")
+            _check(merged.state == redo.state, fragment, redo.version)
             values = merged.values
     return values
+
+
+def _check(is_right: bool, fragment: Fragment, version: int) -> None:
+    if not is_right:
+        where = f"fragment {fragment.index} version {version}"
+        raise FileDamaged(f"{where}: what checkpoint and journal give is another: restore the files from a copy")

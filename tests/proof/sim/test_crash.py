@@ -16,19 +16,19 @@ from skerry.proof.sim.scenario import Scenario
 from skerry.proof.sim.world import World
 
 
-def small(record: str) -> Scenario:
+def small(record: str, work_s: float) -> Scenario:
     """Two learners, two fragments, a dozen merges, a new tape segment and a collection every few commits."""
     config = configs.Config(
         run=configs.Run(learners=2, steps=16),
         sync=configs.Sync(num_fragments=2, sync_every=4, fragment_sync_delay=1, policy="fixed", close_timeout_s=20.0),
-        store=configs.Store(segment_bytes=3_000, record=record),
+        store=configs.Store(segment_bytes=3_000, record=record, checkpoint_every=2),
     )
-    return Scenario(config, dict.fromkeys("ab", 0.3), 0.005, 0.02, 0.0, 0.0, (), 1.0, 0.0)
+    return Scenario(config, dict.fromkeys("ab", 0.3), 0.005, 0.02, 0.0, 0.0, (), 1.0, 0.0, work_s=work_s)
 
 
 @cache
-def undisturbed(record: str) -> World:
-    world = World(3, scenario=small(record))
+def undisturbed(record: str, work_s: float) -> World:
+    world = World(3, scenario=small(record, work_s))
     world.run()
     assert world.saw["tape rotated"] and len(world.oracle.tape) > 20
     return world
@@ -37,12 +37,13 @@ def undisturbed(record: str) -> World:
 FATES = [("crash", "full"), ("power cut", "full"), ("power cut", "decisions"), ("EIO", "full"), ("ENOSPC", "full")]
 
 
+@pytest.mark.parametrize("work_s", [0.0, 0.2])  # 0: everything is durable at once; else groups of merges wait for it
 @pytest.mark.parametrize(("fate", "record"), FATES)
-def test_the_run_goes_on_whatever_operation_it_broke_off_at(fate, record, caplog):
+def test_the_run_goes_on_whatever_operation_it_broke_off_at(fate, record, work_s, caplog):
     caplog.set_level("CRITICAL")
-    operations = undisturbed(record).disk.operations
+    operations = undisturbed(record, work_s).disk.operations
     for at in range(1, operations + 1):
-        world = World(3, scenario=small(record))
+        world = World(3, scenario=small(record, work_s))
         begun = world.disk.operations  # those of creating the run
         if fate in ("crash", "power cut"):
             world.disk.crash_at = at
@@ -55,5 +56,5 @@ def test_the_run_goes_on_whatever_operation_it_broke_off_at(fate, record, caplog
 
 
 def test_the_undisturbed_run_reaches_every_kind_of_operation():
-    kinds = {line.split()[0] for line in undisturbed("full").disk.log}
+    kinds = {line.split()[0] for line in undisturbed("full", 0.0).disk.log}
     assert kinds == {"write", "append", "sync", "sync_dir", "rename", "remove"}

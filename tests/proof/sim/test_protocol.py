@@ -30,6 +30,7 @@ from skerry.core.syncer import SyncerMachine
 from skerry.node import syncer as syncer_node
 from skerry.node.algebra import Values
 from skerry.node.learner import LearnerNode
+from skerry.node.log import Log
 from skerry.node.syncer import Delta, SyncerNode
 from skerry.proof.chaos.plan import read_plan
 from skerry.proof.sim.algebra import Integers, unpack
@@ -285,7 +286,7 @@ def install_too_early(plant):
 
     def _next_version(self, decision, old, arrivals, ordered_at, merge=SyncerNode._next_version):
         version = merge(self, decision, old, arrivals, ordered_at)
-        self.values[decision.fragment] = version.values
+        self.values[decision.fragment] = version.merged.values
         return version
 
     plant(SyncerNode, "_next_version", _next_version)
@@ -299,9 +300,9 @@ def merge_twice_at_once(plant):
 def collect_the_uncommitted(plant):
     """A file that was put is collected, because a commit of something else came in between."""
 
-    def collect(self, keep, collect=Store.collect):
+    def collect(self, keep, keep_journal, collect=Store.collect):
         waiting, self._uncommitted = self._uncommitted, Counter()
-        count = collect(self, keep)
+        count = collect(self, keep, keep_journal)
         self._uncommitted = waiting
         return count
 
@@ -456,7 +457,7 @@ def send_the_master(plant):
 
 
 def lose_momentum(plant):
-    """The file of a version holds the outer velocity of the one before."""
+    """A checkpoint holds the outer velocity of the version before."""
 
     def parts(self, values, parts=Integers.parts):
         return parts(self, Values(values.theta, max(0, values.velocity - 1), values.error))
@@ -469,7 +470,7 @@ def skip_directory_sync(plant):
 
 
 def skip_file_sync(plant):
-    """A fragment's file is renamed before its contents are on the disk."""
+    """A checkpoint is renamed before its contents are on the disk."""
     sync = CrashFiles.sync
     plant(CrashFiles, "sync", lambda self, name: None if name.startswith("files/") else sync(self, name))
 
@@ -508,9 +509,62 @@ def fold_too_early(plant):
 
 
 def collect_too_much(plant):
-    """The newest version of a fragment is collected."""
+    """The checkpoints of a fragment are collected."""
     keep = RunState.files.fget
-    plant(RunState, "files", property(lambda self: keep(self) - {self.fragments[0].file}))
+    plant(RunState, "files", property(lambda self: keep(self) - {c.file for c in self.fragments[0].checkpoints}))
+
+
+def collect_the_journal(plant):
+    """What the older of two checkpoints needs is collected with what nobody needs."""
+    keep = RunState.journal.fget
+
+    def journal(self):
+        newest = max((redo.entry.file for at in self.fragments for redo in at.redo), default=0)
+        return keep(self) - {newest - 1}
+
+    plant(RunState, "journal", property(journal))
+
+
+def send_before_it_is_durable(plant):
+    """What follows from a record leaves while it is being written."""
+    plant(Log, "then", lambda self, call: call())
+
+
+def record_before_the_entry(plant):
+    """The record of a merge is durable before the delta that it names."""
+
+    def commit(self, records, files=(), entries=(), commit=Store.commit):
+        commit(self, records, files)
+        with self._writing("commit"):
+            self.journal.append(entries)
+
+    plant(Store, "commit", commit)
+
+
+def skip_journal_sync(plant):
+    sync = CrashFiles.sync
+    plant(CrashFiles, "sync", lambda self, name: None if name.startswith("journal/") else sync(self, name))
+
+
+def rotate_at_once(plant):
+    """A new segment begins with facts that are still on their way to the one before."""
+    plant(Log, "do", lambda self, call: call())
+
+
+def checkpoint_what_is_there_now(plant):
+    """A checkpoint holds the version that is the newest when it is written, under the number of another."""
+    put = SyncerNode._checkpoint
+    plant(SyncerNode, "_checkpoint", lambda self, p, version, values: put(self, p, version, self.values[p]))
+
+
+def forget_a_merge(plant):
+    """A merge that only the older of two checkpoints needs is forgotten."""
+
+    def _forget(self, p, forget=RunState._forget):
+        forget(self, p)
+        self.fragments[p].redo = self.fragments[p].redo[1:]
+
+    plant(RunState, "_forget", _forget)
 
 
 def ignore_the_lock(plant):
@@ -533,28 +587,35 @@ BUGS = {
     tell_only_this_round: 1,
     welcome_first: 0,
     publish_first: 2,
-    install_too_early: 65,
+    install_too_early: 1,
     merge_twice_at_once: 0,
-    collect_the_uncommitted: 4,
+    collect_the_uncommitted: 6,
     take_duplicates: 1,
     reuse_lives: 1,
-    let_old_lives_in: 179,
+    let_old_lives_in: 148,
     ignore_quorum: 1,
-    bury_the_held: 179,
+    bury_the_held: 148,
     keep_orders: 0,
     keep_orders_for_later: 0,
     obey_orders_at_the_end: 0,
     wait_for_orders_at_the_end: 0,
     never_heal: 41,
     ask_once: 1,
-    lose_momentum: 2,
+    lose_momentum: 0,
     settle_too_early: 21,
     send_the_master: 21,
     skip_directory_sync: 24,
     skip_file_sync: 24,
     keep_torn_tail: 51,
-    fold_too_early: 119,
+    fold_too_early: 131,
     collect_too_much: 0,
+    collect_the_journal: 1,
+    send_before_it_is_durable: 0,
+    record_before_the_entry: 251,
+    skip_journal_sync: 180,
+    rotate_at_once: 0,
+    checkpoint_what_is_there_now: 77,
+    forget_a_merge: 1,
     ignore_the_lock: 20,
     retry_sync: 185,
     merge_unknown_fate: 0,

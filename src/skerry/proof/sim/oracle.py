@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from skerry.core.audit import Audit
-from skerry.core.facts import Committed, Decision, Discarded, Fact, LifeStarted, Result, Row
+from skerry.core.facts import Checkpointed, Committed, Decision, Discarded, Fact, LifeStarted, Result, Row
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Done, Message, Publication, Welcome
 from skerry.core.state import RunState, decode_fact
 from skerry.core.vocabulary import GivenUp
+from skerry.errors import FileDamaged
 from skerry.node import versions
 from skerry.node.algebra import Payload
 from skerry.node.learner import Outstanding
@@ -86,6 +89,8 @@ class Oracle:
             case Discarded():
                 self._book(fact.rows)
                 self.saw.update({f"discarded: {row.fate}": 1 for row in fact.rows})
+            case Checkpointed():
+                self._checkpointed(store, fact.fragment)
             case LifeStarted():
                 self.newest[fact.learner] = fact.life
                 self.saw["rejoined in a new life"] += fact.life > 1
@@ -111,6 +116,18 @@ class Oracle:
         self.saw["an old life's contribution merged"] += any(row.life < self.newest[row.learner] for row in merged)
         is_late = any(part.base_version < version - 1 for part in decision.parts)
         self.saw["merge over a restart"] += is_late and decision.epoch > 1
+
+    def _checkpointed(self, store: Store, p: int) -> None:
+        """Each checkpoint leads to the newest version by itself: any of them may rot some day."""
+        assert self.audit.state is not None
+        at = self.audit.state.fragments[p]
+        for checkpoint in at.checkpoints:
+            alone = replace(at, checkpoints=[checkpoint])
+            try:
+                versions.load(store, self.world.fragments[p], alone, self.world.algebra)
+            except FileDamaged as error:
+                need(False, "I5 atomic", error)
+        self.saw["checkpoint"] += 1
 
     def _book(self, rows: tuple[Row, ...]) -> None:
         for row in rows:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from skerry.core.events import Arrived, Interrupted, Merge, Started, SyncerEvent, Ticked
 from skerry.core.messages import Contribution
 from skerry.core.vocabulary import Refusal
-from skerry.errors import StoreError
+from skerry.errors import FileDamaged, StoreError
+from skerry.node.log import Written
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode, Version, Work
 from skerry.node.turns import SyncerDriver
-from skerry.node.log import Written
 from skerry.node.work import AtOnce, Ended, Pool, Rank
 from skerry.proof.sim.files import Crash, Session
 from skerry.proof.sim.network import SimEndpoint
+from skerry.proof.sim.oracle import need
 from skerry.store.files import FileSystem
 from skerry.store.store import Store
 from skerry.wire.frames import syncer_dialect
@@ -110,15 +111,18 @@ class SyncerProcess:
     def _start(self) -> None:
         self.store = Store.open(ROOT, files=cast(FileSystem, self.session), clock=self.world.wall_clock)
         self.world.oracle.recovered(self.store)
-        self.node = self.learners.node = SyncerNode(
-            self.store,
-            self.learners,
-            self.clock,
-            self.world.algebra,
-            self,
-            self._pool(),
-            self.world.scenario.window_bytes,
-        )
+        try:
+            self.node = self.learners.node = SyncerNode(
+                self.store,
+                self.learners,
+                self.clock,
+                self.world.algebra,
+                self,
+                self._pool(),
+                self.world.scenario.window_bytes,
+            )
+        except FileDamaged as error:  # nothing here rots
+            need(False, "I4 acked is durable", error)
         if self.world.scenario.work_s:
             self.node.log.pool = LateWork[Written](self)
         self.driver = SyncerDriver(self.node, self.learners, self.clock)
