@@ -102,6 +102,7 @@ class SyncerProcess:
         self.node: SyncerNode
         self.driver: SyncerDriver
         self._refused: dict[Refusal, int] = {}  # contributions so far, by reason
+        self._tape_number = 0  # of the segment that was last seen to be written to
         self._merging: dict[int, Sequence[Contribution]] = {}  # fragment -> what its last merge is of
 
     def start(self) -> None:
@@ -130,6 +131,7 @@ class SyncerProcess:
         self.store.journal.file_bytes = JOURNAL_FILE_BYTES
         self.world.saw["merges done again at a start"] += sum(len(at.redo) for at in self.node.machine.state.fragments)
         self.learners.endpoint = SimEndpoint(self.world, self, syncer_dialect(self.learners.payload_bytes))
+        self._tape_number = self.store.tape.number
         self.world.oracle.began(self)
         self.is_serving = True
         self.world.at(TICK_S, self.tick)
@@ -150,9 +152,9 @@ class SyncerProcess:
         self.world.at(TICK_S, self.tick)
 
     def tidy(self) -> None:
-        before = self.store.tape.number
         self.node.tidy()
-        self.world.saw["tape rotated"] += self.store.tape.number > before
+        self.world.saw["tape rotated"] += self.store.tape.number > self._tape_number
+        self._tape_number = self.store.tape.number
 
     def finish(self) -> None:
         """Word from a worker that something has ended, which a turn takes in."""
