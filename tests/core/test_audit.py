@@ -50,7 +50,7 @@ def seen(learner, step, life=1):
     return Seen(learner, life, step, 10 * step, 0, 0, 0.0)
 
 
-def commit(version, rows, kind="steady", fragment=0, codecs=None, bases=None, **changes):
+def commit(version, rows, kind="steady", fragment=0, codecs=None, bases=None, entry=None, **changes):
     """A merge as its stage, or the closing, says; `codecs` and `bases` are those of the merged rows."""
     merged = [r for r in rows if r.fate == MERGED]
     came = zip(merged, codecs or ("int4",) * len(merged), bases or (version - 1,) * len(merged), strict=True)
@@ -66,7 +66,7 @@ def commit(version, rows, kind="steady", fragment=0, codecs=None, bases=None, **
         "open_s": 0.1, "elapsed_s": 10.0 * version,
     }  # fmt: skip
     name = b"%d.%d" % (fragment, version)
-    result = Result(name, b"state " + name, Entry(1, 100 * version + 10_000 * fragment, 100, b""))
+    result = Result(name, b"state " + name, entry or Entry(1, 100 * version + 10_000 * fragment, 100, b""))
     return Committed(Decision(**(told | changes)), result)
 
 
@@ -119,7 +119,8 @@ def clean():
     ]
 
 
-WARM_COMMIT, DIED, GAP_COMMIT, RESTORE, CLOSING, LAST_B, LAST, ABSENT, CLOSED = 7, 8, 10, 13, 16, 17, 18, 19, 20
+WARM_COMMIT, DIED, GAP_COMMIT, CHECKPOINT, RESTORE, PAUSED = 7, 8, 10, 13, 14, 15
+CLOSING, LAST_B, LAST, ABSENT, CLOSED = 17, 18, 19, 20, 21
 
 
 def audited(facts):
@@ -169,7 +170,6 @@ def test_a_fold_may_hold_what_was_heard_and_not_written_yet():
     state.ledger.see(seen("b", 9))
     state.ledger.account("c", 2)
     state.progress = 0.3
-    state.steps += 5
     assert audited([*clean()[:GAP_COMMIT], state, *clean()[GAP_COMMIT:]]).violations == []
 
 
@@ -299,17 +299,17 @@ def test_i3_what_a_merge_may_be(changes):
 
 
 def test_i3_the_stage_is_one_in_which_the_round_may_have_been_opened():
-    """Warm at the fragment's last merge, steady at 0.4 and cool at 0.95; by steps, as rules 1 count, from 60."""
+    """Warm at the fragment's last merge, steady at 0.4 and cool at 0.95, or from ten merges on."""
     warm, cool = PLAIN | {"stage": "warm", "sync_every": 4}, PLAIN | {"stage": "cool"}
-    for changes, progress, steps, is_right in [
-        ({}, 0.4, 16, True), (warm, 0.4, 16, True), (cool, 0.4, 16, False), (cool, 0.95, 16, True),
-        ({}, 0.95, 16, True), ({}, 0.1, 16, False), ({}, 0.1, 60, True), (warm, 0.1, 60, True),
+    for changes, progress, merges, is_right in [
+        ({}, 0.4, 1, True), (warm, 0.4, 1, True), (cool, 0.4, 1, False), (cool, 0.95, 1, True),
+        ({}, 0.95, 1, True), ({}, 0.1, 9, False), ({}, 0.1, 10, True), (warm, 0.1, 10, True),
     ]:  # fmt: skip
-        facts = clean()
-        facts[0] = replace(facts[0], rules=1)
-        facts[GAP_COMMIT] = replace(facts[GAP_COMMIT], **changes, progress=progress, steps=steps)
-        found = audited(facts[: GAP_COMMIT + 1]).violations
-        assert (found == []) == is_right, (changes, progress, steps, found)
+        audit = audited(clean()[:GAP_COMMIT])
+        assert audit.state is not None
+        audit.state.merges = merges  # as if the others had been of the other fragment
+        audit.take(replace(clean()[GAP_COMMIT], **changes, progress=progress))
+        assert (audit.violations == []) == is_right, (changes, progress, merges, audit.violations)
 
 
 def test_i3_the_warm_stage_is_counted_in_versions():
@@ -319,8 +319,10 @@ def test_i3_the_warm_stage_is_counted_in_versions():
         merges = [(p, v) for v in range(1, 7) for p in (0, 1)][:last]
         rows = {(p, v): [row(name, 4 * v - 4, 4 * v, seq=2 * v + p, fragment=p) for name in "ab"] for p, v in merges}
         kinds = {at: "warm" for at in merges} | {merges[-1]: kind}
-        at = {"progress": 0.1, "steps": 8, "elapsed_s": 20.0}
-        return clean()[:WARM_COMMIT] + [commit(v, rows[p, v], kinds[p, v], p, **at) for p, v in merges]
+        at = {"progress": 0.1, "elapsed_s": 20.0}
+        return clean()[:WARM_COMMIT] + [
+            commit(v, rows[p, v], kinds[p, v], p, entry=Entry(v, 100 * p, 100, b""), **at) for p, v in merges
+        ]
 
     for last, kind, is_right in [(10, "warm", True), (10, "steady", False), (11, "steady", True), (11, "warm", True)]:
         assert (audited(tape(last, kind)).violations == []) == is_right, (last, kind)
@@ -402,9 +404,6 @@ def test_i5_a_fold_that_is_not_what_was_folded():
     def progress(state):
         state.progress = 0.0
 
-    def steps(state):
-        state.steps -= 1
-
     def lives(state):
         state.lives["a"].process = "another"
 
@@ -414,7 +413,7 @@ def test_i5_a_fold_that_is_not_what_was_folded():
     def fragments(state):
         state.ledger.accounts["a/1"].settled.pop()
 
-    for change in (version, digest, epoch, merged, settled, went_back, progress, steps, lives, stranger, fragments):
+    for change in (version, digest, epoch, merged, settled, went_back, progress, lives, stranger, fragments):
         state = fold(clean()[:RESTORE])
         change(state)
         line = only_line(audited([*clean()[:RESTORE], state]))
@@ -435,6 +434,41 @@ def test_i5_a_fold_nobody_can_begin_with():
     state = fold(clean()[:RESTORE])
     state.phase = "asleep"
     assert only_line(audited([state])).startswith("I5: RunState: phase asleep")
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"fragment": 2}, "I3: Checkpointed fragment 2 version 1: there is no such fragment"),
+        ({"version": 0}, "I5: Checkpointed fragment 0 version 0: version 0, the last checkpoint is 0, the newest 2"),
+        ({"version": 3}, "I5: Checkpointed fragment 0 version 3: version 3, the last checkpoint is 0, the newest 2"),
+    ],
+    ids=str,
+)
+def test_i5_a_checkpoint_is_of_a_version_there_is_and_later_than_the_last(changes, says):
+    assert planted(CHECKPOINT, **changes) == says
+
+
+def test_i5_a_version_has_one_checkpoint():
+    once = clean()[CHECKPOINT]
+    assert instead(CHECKPOINT, once, once).startswith("I5: Checkpointed fragment 0 version 1: version 1, the last")
+
+
+@pytest.mark.parametrize("entry", [Entry(1, 199, 100, b""), Entry(0, 500, 100, b""), Entry(1, 200, -1, b"")], ids=str)
+def test_i5_an_entry_of_the_journal_lies_behind_all_before_it(entry):
+    """The one before lies in the first file, up to byte 200."""
+    fact = clean()[GAP_COMMIT]
+    line = instead(GAP_COMMIT, Committed(fact.decision, msgspec.structs.replace(fact.result, entry=entry)))
+    assert line.startswith("I5: Committed fragment 0 version 2: its entry") and "byte 200 of file 1" in line
+
+
+def test_i5_an_entry_may_leave_bytes_out_or_begin_another_file():
+    """What no record names is nobody's: a tail that a crash has torn."""
+    for entry in (Entry(1, 250, 0, b""), Entry(3, 0, 100, b"")):
+        facts = clean()
+        fact = facts[GAP_COMMIT]
+        facts[GAP_COMMIT] = Committed(fact.decision, msgspec.structs.replace(fact.result, entry=entry))
+        assert audited(facts[: GAP_COMMIT + 1]).violations == []
 
 
 # ------------------------------------------------------------------------------------------ I11, I12, I13, I15
@@ -520,13 +554,12 @@ def test_time_and_progress_never_go_back():
         (GAP_COMMIT, {"progress": 0.05}),
         (GAP_COMMIT, {"progress": 1.5}),
         (GAP_COMMIT, {"progress": math.nan}),
-        (GAP_COMMIT, {"steps": 7}),
         (GAP_COMMIT, {"elapsed_s": 9.0}),
         (GAP_COMMIT, {"elapsed_s": math.nan}),
         (DIED, {"elapsed_s": 9.0}),
         (9, {"elapsed_s": 11.0}),
         (11, {"elapsed_s": 11.0}),
-        (14, {"elapsed_s": math.inf}),
+        (PAUSED, {"elapsed_s": math.inf}),
         (CLOSING, {"elapsed_s": 24.0}),
     ]:
         assert planted(at, **changes).startswith("clock: "), (at, changes)

@@ -549,7 +549,8 @@ def test_design_warm_phase_then_steady_then_cool():
     assert len(warm) + len(steady) + len(cool) == len(seen)
 
 
-def test_design_the_warm_stage_lasts_so_many_steps_and_no_longer():
+def test_design_the_warm_stage_lasts_the_versions_that_so_many_steps_make_and_no_longer():
+    """20 steps at H = 4 are five versions."""
     config = config_of({"learners": 2, "steps": 1000}, num_fragments=1, sync_every=8, policy="auto", warm_steps=20)
     desk = Desk(config)
     desk.ready("a", "b")
@@ -560,9 +561,9 @@ def test_design_the_warm_stage_lasts_so_many_steps_and_no_longer():
             desk.report(name, step)
         for p in rounds(desk):
             decisions = [m.decision for name in ("a", "b") for m in of(desk.contribute(name, p), Merge)]
-            stages |= {d.steps: d.stage for d in decisions}
-    assert {stage for steps, stage in stages.items() if steps < 40} == {"warm"}
-    assert {stage for steps, stage in stages.items() if steps >= 40} == {"steady"}
+            stages |= {d.version: d.stage for d in decisions}
+    assert {stage for version, stage in stages.items() if version <= 5} == {"warm"}
+    assert {stage for version, stage in stages.items() if version > 5} == {"steady"}
 
 
 # ---------------------------------------------------------------------------------------------- settlement

@@ -17,5 +17,5 @@ def test_a_run_that_follows_later_rules_is_refused_in_one_line(is_fold):
     with pytest.raises(TapeUnknown) as caught:
         decode_fact(record)
     assert str(caught.value) == (
-        f"run run follows rules {RULES + 1}, those up to {RULES} are known here: use a later version of Skerry"
+        f"run run follows rules {RULES + 1}, rules {RULES} are known here: use a later version of Skerry"
     )
