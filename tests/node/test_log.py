@@ -1,4 +1,4 @@
-"""The log: one piece of writing at a time, in order, and nothing is carried out before what it stands behind is durable."""
+"""The log: one piece of writing at a time, in order, and nothing is carried out before what it follows is durable."""
 
 import queue
 

@@ -178,7 +178,7 @@ def test_quantisation_error_does_not_add_up_over_two_hundred_rounds(tmp_path, re
 
 
 def test_one_learner_alone_trains_as_if_nothing_were_there(tmp_path):
-    """Mean of one, outer step 1, fp32: adopting takes out what came back, which differs by the rounding of the merge."""
+    """Mean of one, outer step 1, fp32: adopting takes out what came back, which differs by the merge's rounding."""
     with Pair(tmp_path, config_of(steps=100)) as pair:
         loop = pair.join("a")
         draw = np.random.default_rng(3)

@@ -22,7 +22,7 @@ EVERY = 4
 
 @pytest.fixture
 def pair(tmp_path):
-    """A run of three fragments with a few checkpoints of each, and merges since the last; it may be read from here on."""
+    """A run of three fragments with a few checkpoints of each, and merges since the last."""
     with Pair(tmp_path / "run", config_of(**STATEFUL, store={"checkpoint_every": EVERY})) as pair:
         pair.join("a")
         pair.until(lambda: min(pair.versions) > 3 * EVERY and all(map(is_behind, fragments_in(pair))))

@@ -1,5 +1,6 @@
-"""A run whose newest files are damaged: refused, then made whole, and it goes on; real files, sockets and processes."""
+"""A run whose newest versions cannot be had: refused, then made whole, and it goes on; real files and processes."""
 
+import itertools
 import signal
 import threading
 import time
@@ -13,18 +14,22 @@ from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, unt
 from node.pair import NumpyParameters, Pair, config_of
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.audit import Audit
+from skerry.core.events import Interrupted
 from skerry.core.facts import LifeStarted, Restored, SteppedBack
 from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
 from skerry.core.state import state_of
 from skerry.errors import FileDamaged
+from skerry.node import versions
 from skerry.node.algebra import FLOAT32
 from skerry.run import summary
+from skerry.run.facts import fragments_of
 from skerry.run.repair import damaged, take_copy
 from skerry.run.replay import replay
 from skerry.run.tally import tally
 from skerry.shell.learner import LearnerShell
 from skerry.shell.repair import Lenders, make_whole
 from skerry.store import Store
+from skerry.store.journal import Place
 from skerry.wire import frames
 from skerry.wire.connection import Outgoing
 from skerry.wire.tcp import Client
@@ -43,32 +48,49 @@ def state_in(run_dir):
         return state_of(store.records)
 
 
-def newest(run_dir):
-    return [run_dir / "files" / at.file for at in state_in(run_dir).fragments]
+def checkpoints(run_dir):
+    """The files of every fragment, the newest last."""
+    return [[run_dir / "files" / c.file for c in at.checkpoints] for at in state_in(run_dir).fragments]
 
 
-def flip(path):
+def flip(path, at=None):
     data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
+    data[len(data) // 3 if at is None else at] ^= 1
     path.write_bytes(data)
 
 
 def damage_all(run_dir):
-    """One byte flipped, one file gone, and so on in turn."""
-    for index, path in enumerate(newest(run_dir)):
+    """No checkpoint is left: one has a byte flipped, one is gone, and so on in turn."""
+    for path, index in zip([path for paths in checkpoints(run_dir) for path in paths], itertools.count()):
         if index % 2:
             path.unlink()
         else:
             flip(path)
 
 
-def are_whole(run_dir):
-    """Every newest file holds the published values that the tape names."""
+def rot_entries(run_dir, redone):
+    for redo in redone:
+        at = Place(*redo.entry)
+        flip(run_dir / "journal" / f"{at.file:06d}.log", at.offset + at.size // 2)
+
+
+def damage_newest(run_dir, p):
+    """The newest version cannot be had, and the one before it can."""
+    at = state_in(run_dir).fragments[p]
+    rot_entries(run_dir, at.redo[-1:])
+    for checkpoint in at.checkpoints:
+        if checkpoint.version == at.version:
+            flip(run_dir / "files" / checkpoint.file)
+
+
+def values_in(run_dir):
+    """The newest of every fragment; the tape has digests of them, which are held against what is had."""
     with Store.open(run_dir, readonly=True) as store:
         state = state_of(store.records)
-        files = [np.frombuffer(store.get(at.file), np.float32) for at in state.fragments]
-        assert all(len(f) % 3 == 0 for f in files)
-        return [FLOAT32.digest(f[: len(f) // 3].copy()) for f in files] == [at.digest for at in state.fragments]
+        found = versions.newest(store, state, fragments_of(state.created))
+    assert [FLOAT32.digest(values.theta) for values in found] == [at.digest for at in state.fragments]
+    assert [FLOAT32.state_digest(values) for values in found] == [at.state for at in state.fragments]
+    return found
 
 
 def is_in_order(run_dir):
@@ -137,11 +159,11 @@ def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_pa
     with Syncer(tmp_path) as syncer, Training(syncer.port) as learner:
         until(lambda: min(at.version for at in state_in(run_dir).fragments) >= 2, "two versions of each fragment")
         learner.rest(run_dir)
-        syncer.signal(signal.SIGKILL)
-        syncer.wait()
+        syncer.signal(signal.SIGTERM)  # what ends in order has a checkpoint of everything
+        assert syncer.wait() == 0
         before = state_in(run_dir)
-        names = newest(run_dir)
-        for path in names:
+        names = [paths[-1] for paths in checkpoints(run_dir)]
+        for path in itertools.chain(*checkpoints(run_dir)):
             flip(path)
 
         refused = skerry("syncer", "--run", run_dir, "--port", syncer.port, "--json")
@@ -150,17 +172,17 @@ def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_pa
         version = before.fragments[0].version
         assert line.startswith(f"skerry: fragment 0 version {version} (and 1 more): {names[0]} differs from what was")
         assert f"start it with --repair (skerry syncer --run {run_dir} --repair: from records or a learner" in line
-        assert f"--repair previous: from version {version - 1}" in line
+        assert "--repair previous: from an earlier version" in line
 
         with Syncer(tmp_path, "--port", syncer.port, "--repair") as again:
-            assert are_whole(run_dir)
+            restored = restored_in(run_dir)
             learner.may_step.set()
             until(lambda: again.status["merges"] >= before.merges + 4, "merges after the repair")
             learner.rest(run_dir)
             again.signal(signal.SIGKILL)
             again.wait()
 
-        flip(newest(run_dir)[1])
+        damage_newest(run_dir, 1)
         lost = state_in(run_dir)
         with Syncer(tmp_path, "--port", syncer.port, "--repair", "previous") as last:
             learner.may_step.set()
@@ -169,14 +191,15 @@ def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_pa
             assert last.wait() == 0
         assert learner.shell.node.machine.discards == [], "it was never made to give work up"
 
-    facts = restored_in(run_dir)
-    assert sorted(fact.fragment for fact in facts) == [0, 1]
-    for fact in facts:
+    assert restored_in(run_dir) == restored and sorted(fact.fragment for fact in restored) == [0, 1]
+    for fact in restored:
         at = before.fragments[fact.fragment]
         assert (fact.version, fact.digest) == (at.version, at.digest)
-        assert fact.source == f"island; velocity of version {at.version - 1}, residual lost"
+        assert fact.source == "island; velocity and residual lost"
     (back,) = [fact for fact in facts_of(run_dir) if isinstance(fact, SteppedBack)]
-    assert (back.fragment, back.version) == (1, lost.fragments[1].version + 1) and "what it merged is lost" in last.said
+    newest = lost.fragments[1].version
+    assert (back.fragment, back.version, back.to) == (1, newest + 1, newest - 1)
+    assert f"from version {newest - 1}: version {newest} could not be had, what was merged since is lost" in last.said
     assert [fact.life for fact in facts_of(run_dir) if isinstance(fact, LifeStarted)] == [1]
     assert is_in_order(run_dir)
 
@@ -190,16 +213,20 @@ def test_recorded_contributions_give_the_same_bytes_without_any_learner_again_an
                 puppet.merge_once()
         syncer.signal(signal.SIGKILL)
         syncer.wait()
-    before = {path: path.read_bytes() for path in newest(run_dir)}
-    assert len(before) == 2
     for times in (1, 2):
-        damage_all(run_dir)
+        before, values = state_in(run_dir), values_in(run_dir)
+        rot_entries(run_dir, [redo for at in before.fragments for redo in at.redo])
         with Syncer(tmp_path, "--repair") as again:
+            assert [fact.fragment for fact in restored_in(run_dir)] == [0, 1] * times
+            assert all(np.array_equal(a, b) for old, new in zip(values, values_in(run_dir), strict=True)
+                       for a, b in zip(old, new, strict=True))  # fmt: skip
+            assert [at.state for at in state_in(run_dir).fragments] == [at.state for at in before.fragments]
+            with Puppet(again.port) as puppet:
+                while min(puppet.base) < max(at.version for at in before.fragments) + 2:
+                    puppet.merge_once()
             again.signal(signal.SIGKILL)
             again.wait()
-        assert {path: path.read_bytes() for path in newest(run_dir)} == before
-        assert [fact.fragment for fact in restored_in(run_dir)] == [0, 1] * times
-    assert all(fact.source.endswith("and its recorded contributions") for fact in restored_in(run_dir))
+    assert all(fact.source.endswith("and the recorded contributions since") for fact in restored_in(run_dir))
     with Store.open(run_dir, readonly=True) as store:
         assert replay(store).identical
 
@@ -208,13 +235,24 @@ def test_recorded_contributions_give_the_same_bytes_without_any_learner_again_an
 
 
 @pytest.fixture
-def pair(tmp_path):
+def killed(tmp_path):
     """A run of three fragments, a few versions in, with a learner that holds the newest of each; its store is shut."""
     with Pair(tmp_path / "run", config_of(**STATEFUL)) as pair:
         a = pair.join("a")
         pair.until(lambda: min(pair.versions) >= 3 and pair.is_current(a) and not a.node.outstanding)
         pair.store.close()
         yield pair
+
+
+@pytest.fixture
+def pair(killed):
+    """The same, ended in order: every newest version has a checkpoint."""
+    killed.restart()
+    killed.syncer.handle(Interrupted(), killed.now)
+    killed.syncer.look(killed.now)
+    assert killed.syncer.finished == "interrupted"
+    killed.store.close()
+    return killed
 
 
 def repair(pair, previous=False, keep_going=lambda: False, port=0):
@@ -291,56 +329,76 @@ def test_a_wrong_copy_is_refused_and_a_vanished_lender_does_no_harm(pair):
         others.join(WAIT_S)
     for client in clients:
         client.close()
-    assert are_whole(pair.root) and is_in_order(pair.root)
+    assert values_in(pair.root) and is_in_order(pair.root)
     assert [f.source.split(";")[0] for f in restored_in(pair.root)] == ["honest"] * 3
     after = state_in(pair.root)
-    assert [(a.version, a.digest, a.file_before) for a in after.fragments] == [
-        (b.version, b.digest, b.file_before) for b in before.fragments
-    ]
+    assert [(at.version, at.digest) for at in after.fragments] == [(at.version, at.digest) for at in before.fragments]
+    assert [[c.version for c in at.checkpoints] for at in after.fragments] == [[at.version] for at in before.fragments]
 
 
-@pytest.mark.parametrize("is_before_whole", [True, False])
-def test_a_copy_gets_the_velocity_of_the_version_before_if_that_is_there(pair, is_before_whole):
-    state = state_in(pair.root)
-    at, fragment = state.fragments[1], pair.fragments[1]
-    file_before = pair.root / "files" / at.file_before
-    old = FLOAT32.load(file_before.read_bytes(), fragment)
-    assert np.any(old.velocity) and np.any(pair.syncer.values[1].error), "there is something to lose"
-    newest(pair.root)[1].unlink()
-    if not is_before_whole:
-        flip(file_before)
+def test_a_copy_has_neither_velocity_nor_residual(pair):
+    state, fragment = state_in(pair.root), pair.fragments[1]
+    assert np.any(pair.syncer.values[1].velocity) and np.any(pair.syncer.values[1].error), "there is something to lose"
+    for path in checkpoints(pair.root)[1]:
+        path.unlink()
     with Store.open(pair.root) as store:
         (damage,) = damaged(store, state)
         base = pair.loops["a"].node.bases[1]
         assert take_copy(store, damage, "a", memoryview((base + 1).tobytes())) is None
         fact = take_copy(store, damage, "a", memoryview(base.tobytes()))
         values = FLOAT32.load(store.get(fact.file), fragment)
-    assert np.array_equal(values.theta, pair.syncer.values[1].theta) and not np.any(values.error)
-    if is_before_whole:
-        assert np.array_equal(values.velocity, old.velocity)
-        assert fact.source == f"a; velocity of version {at.version - 1}, residual lost"
-    else:
-        assert not np.any(values.velocity) and fact.source == "a; velocity and residual lost"
+    assert np.array_equal(values.theta, pair.syncer.values[1].theta)
+    assert not np.any(values.velocity) and not np.any(values.error)
+    assert fact.source == "a; velocity and residual lost" and fact.state == FLOAT32.state_digest(values)
 
 
-def test_previous_goes_on_from_the_version_before_as_a_new_version(pair, caplog):
-    before = state_in(pair.root)
-    old = [FLOAT32.load((pair.root / "files" / at.file_before).read_bytes(), f)
-           for at, f in zip(before.fragments, pair.fragments, strict=True)]  # fmt: skip
-    for path in newest(pair.root)[:2]:
-        flip(path)
+def test_a_genesis_is_lent_whole(tmp_path):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pass
+    state = state_in(pair.root)
+    for path in checkpoints(pair.root)[1]:
+        path.unlink()
+    with Store.open(pair.root) as store:
+        (damage,) = damaged(store, state)
+        fact = take_copy(store, damage, "a", memoryview(pair.genesis[1].tobytes()))
+    assert (fact.source, fact.state) == ("a", state.fragments[1].state), "it is all that was lost"
+
+
+def test_a_version_without_a_checkpoint_is_borrowed_from_nobody(killed):
+    """The tape has a quick hash of it, and no sha256: a learner would have to be believed."""
+    before = state_in(killed.root)
+    assert before.fragments[1].checkpoints[-1].version < before.fragments[1].version
+    damage_newest(killed.root, 1)
+    version = before.fragments[1].version
+    said = (
+        rf"^fragment 1 version {version}: .*/journal/\d+\.log at byte \d+: .*; the tape has no sha256 of it to check "
+    )
+    with pytest.raises(FileDamaged, match=said + "a learner's copy by: start it with --repair previous$"):
+        repair(killed)
+    assert state_in(killed.root) == before
+
+
+def test_previous_goes_on_from_the_newest_that_can_be_had_as_a_new_version(killed, caplog):
+    pair, before = killed, state_in(killed.root)
+    damage_newest(pair.root, 0)
+    rot_entries(pair.root, before.fragments[1].redo[1:])  # the first after its genesis, and nothing since
+    with Store.open(pair.root, readonly=True) as store:
+        last = [versions.last_reachable(store, f, at) for f, at in zip(pair.fragments, before.fragments, strict=True)]
+        assert last == [before.fragments[0].version - 1, 1, before.fragments[2].version]
+        old = [
+            versions.load(store, f, at, version=version)
+            for f, at, version in zip(pair.fragments, before.fragments, last, strict=True)
+        ]
     assert repair(pair, previous=True)
 
     after = state_in(pair.root)
     backs = [fact for fact in facts_of(pair.root) if isinstance(fact, SteppedBack)]
-    assert [back.fragment for back in backs] == [0, 1] and after.fragments[2] == before.fragments[2]
+    assert [(back.fragment, back.to) for back in backs] == [(0, last[0]), (1, 1)]
+    assert after.fragments[2] == before.fragments[2]
     for back, was in zip(backs, before.fragments, strict=False):
-        assert (back.version, back.file, back.parent) == (was.version + 1, was.file_before, was.digest)
-        lost = was.version
-        assert (
-            f"restored from version {lost - 1}: version {lost}'s file was damaged, what it merged is lost"
-            in caplog.text
-        )
+        assert (back.version, back.parent) == (was.version + 1, was.digest)
+        lost = f"version {was.version} could not be had, what was merged since is lost"
+        assert f"restored from version {back.to}: {lost}" in caplog.text
     assert after.ledger == before.ledger
 
     pair.restart()
@@ -356,25 +414,41 @@ def test_previous_goes_on_from_the_version_before_as_a_new_version(pair, caplog)
     assert is_in_order(pair.root)
 
 
-def test_previous_is_all_or_nothing(pair):
-    before = state_in(pair.root)
-    for path in newest(pair.root):
+def test_previous_is_all_or_nothing(killed):
+    before = state_in(killed.root)
+    for p in (0, 1):
+        damage_newest(killed.root, p)
+    for path in checkpoints(killed.root)[2]:
         path.unlink()
-    flip(pair.root / "files" / before.fragments[2].file_before)
-    with pytest.raises(FileDamaged, match=r"^fragment 2 version \d+: version \d+ is damaged too: .*without previous$"):
-        repair(pair, previous=True)
-    assert state_in(pair.root) == before
+    said = r"^fragment 2 version \d+: .* is missing: .*; no earlier version can be had: start with --repair, without"
+    with pytest.raises(FileDamaged, match=said):
+        repair(killed, previous=True)
+    assert state_in(killed.root) == before
 
 
 def test_damage_to_what_nobody_goes_on_from_stops_nothing(pair):
-    newest_files = set(newest(pair.root))
-    old = [path for path in (pair.root / "files").iterdir() if path not in newest_files]
+    """Everything but the newest checkpoints: older ones, and the whole journal."""
+    newest = {paths[-1] for paths in checkpoints(pair.root)}
+    old = [path for path in (pair.root / "files").iterdir() if path not in newest]
     assert len(old) >= 3
     for path in old:
         flip(path)
+    for path in (pair.root / "journal").iterdir():
+        path.unlink()
     pair.restart()
-    a, versions = pair.loops["a"], pair.versions
-    pair.until(lambda: min(pair.versions) > max(versions) and pair.is_current(a))
+    a, versions_before = pair.loops["a"], pair.versions
+    pair.until(lambda: min(pair.versions) > max(versions_before) and pair.is_current(a))
+
+
+def test_a_rotten_checkpoint_with_a_good_one_before_it_is_no_damage(pair, caplog):
+    values, facts = values_in(pair.root), facts_of(pair.root)
+    for paths in checkpoints(pair.root):
+        flip(paths[-1])
+    assert repair(pair) and facts_of(pair.root) == facts, "there is nothing to repair"
+    pair.restart()
+    assert caplog.text.count("instead") >= 3
+    assert all(np.array_equal(a, b) for old, new in zip(values, pair.syncer.values, strict=True)
+               for a, b in zip(old, new, strict=True))  # fmt: skip
 
 
 def test_a_repair_with_nothing_to_do_writes_nothing(pair):
@@ -385,6 +459,7 @@ def test_a_repair_with_nothing_to_do_writes_nothing(pair):
 
 def test_a_wait_that_is_broken_off_changes_nothing(pair):
     before = state_in(pair.root)
-    flip(newest(pair.root)[0])
+    for path in checkpoints(pair.root)[0]:
+        flip(path)
     assert not repair(pair)
     assert state_in(pair.root) == before

@@ -283,8 +283,11 @@ class SyncerNode:
         self._commits += 1
 
     def tidy(self) -> None:
-        """Between events: begin a new segment when the tape's is full, collect what nobody needs."""
-        if self._commits < self.commits_per_collect:
+        """Between events: begin a new segment when the tape's is full, collect what nobody needs.
+
+        Not once the operator has ended this process: that is the tape's last word, but for checkpoints.
+        """
+        if self._commits < self.commits_per_collect or self.machine.is_interrupted:
             return
         self._commits = 0
         state = self.machine.state

@@ -7,12 +7,13 @@ changes nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from skerry.core.facts import Paused
+from skerry.core.facts import Checkpointed, Paused
 from skerry.core.state import decode_fact, state_of
 from skerry.errors import StoreError
 from skerry.node import telemetry
@@ -37,7 +38,7 @@ def status_of(root: Path) -> dict[str, Any]:
         if not store.records:
             raise StoreError(f"{root} holds no run: check the path")
         state, committed_at = state_of(store.records), store.tape.committed_at
-        is_paused = isinstance(decode_fact(store.records[-1]), Paused)
+        is_paused = _is_paused(store.records)
         warning = cut_off(store, state)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
     if state.phase == "closed":
@@ -58,6 +59,12 @@ def holders_of(root: Path) -> tuple[Holder | None, Holder | None]:
         raise StoreError(
             f"{root}: cannot be looked at ({error.strerror}): check the path and its permissions"
         ) from None
+
+
+def _is_paused(records: Sequence[bytes]) -> bool:
+    """Whether its operator ended it: behind that only checkpoints are written."""
+    facts = (decode_fact(record) for record in reversed(records))
+    return isinstance(next(fact for fact in facts if not isinstance(fact, Checkpointed)), Paused)
 
 
 def _about(serving: Serving, syncer: Holder | None, supervisor: Holder | None, at: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from skerry.core.facts import (
     RULES,
     Committed,
     Decision,
+    Entry,
     EpochStarted,
     Injected,
     LifeStarted,
