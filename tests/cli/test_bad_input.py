@@ -30,6 +30,8 @@ from skerry.core.facts import Committed, EpochStarted
 from skerry.core.messages import Contribution
 from skerry.core.state import state_of
 from skerry.errors import RefusedError
+from skerry.node import versions
+from skerry.run.facts import fragments_of
 from skerry.store import Store
 from skerry.wire import frames
 from skerry.wire.handshake import HANDSHAKE
@@ -585,18 +587,19 @@ def test_a_full_disk_stops_the_syncer_with_committed_state_intact(tmp_path, smal
         else:  # no mount here: the tape, larger than the log, may grow no further
             size = (run_dir / "tape" / "000001.seg").stat().st_size
             resource.prlimit(syncer.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        before = committed(run_dir)
-        puppet.contribute(puppet.pulled())
+        with contextlib.suppress(AssertionError):  # a page that is begun has room for a while; then the link is lost
+            while True:
+                puppet.merge_once()
         assert syncer.wait() == 2
     (line,) = syncer.refusals
     assert "Traceback" not in syncer.said
     if small_disk:
         assert "the disk is full" in line and "committed state is intact: free space and restart" in line
     after = committed(run_dir)
-    assert after == before
     with Store.open(run_dir, readonly=True) as store:  # whatever was committed is there, whole
         state = state_of(store.records)
-        assert all(store.get(fragment.file) for fragment in state.fragments)
+        assert versions.newest(store, state, fragments_of(state.created))
+        assert all(base <= at.version for base, at in zip(puppet.base, state.fragments, strict=True))
     if small_disk:
         (small_disk / "filler").unlink()
     with Syncer(tmp_path, run_dir=run_dir) as syncer, Puppet(syncer.port) as puppet:

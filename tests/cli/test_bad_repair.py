@@ -8,23 +8,28 @@ import pytest
 from e2e.processes import Running, until
 from node.pair import Pair, config_of
 from skerry import cli
+from skerry.core.events import Interrupted
 from skerry.core.state import state_of
 from skerry.store import Store
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A run whose fragment 1 has lost its newest file."""
+    """A run that was ended in order, whose fragment 1 has lost its files."""
     with Pair(tmp_path / "run", config_of()) as pair:
         pair.join("a")
         pair.until(lambda: min(pair.versions) >= 2)
-    newest_file(pair.root).unlink()
+        pair.syncer.handle(Interrupted(), pair.now)
+        pair.syncer.look(pair.now)
+    for path in files_of(pair.root):
+        path.unlink()
     return pair.root
 
 
-def newest_file(run_dir):
+def files_of(run_dir):
+    """Of fragment 1, the newest last."""
     with Store.open(run_dir, readonly=True) as store:
-        return run_dir / "files" / state_of(store.records).fragments[1].file
+        return [run_dir / "files" / c.file for c in state_of(store.records).fragments[1].checkpoints]
 
 
 def refused(capsys, *words):
@@ -48,8 +53,9 @@ def tape_of(run_dir):
 def test_a_syncer_over_a_missing_file_says_what_is_missing_and_how_to_go_on(capsys, run_dir):
     tape = tape_of(run_dir)
     assert refused(capsys, "syncer", "--run", run_dir, "--port", 0) == (
-        f"fragment 1 version 2: {newest_file(run_dir)} is missing: restore it from a copy, or start it with --repair "
-        f"(skerry syncer --run {run_dir} --repair: from records or a learner, --repair previous: from version 1)"
+        f"fragment 1 version 2: {files_of(run_dir)[-1]} is missing: restore it from a copy, or start it with --repair "
+        f"(skerry syncer --run {run_dir} --repair: from records or a learner, "
+        "--repair previous: from an earlier version)"
     )
     assert tape_of(run_dir) == tape
 
@@ -57,11 +63,12 @@ def test_a_syncer_over_a_missing_file_says_what_is_missing_and_how_to_go_on(caps
 def test_previous_is_refused_where_there_is_none(capsys, tmp_path):
     with Pair(tmp_path / "run", config_of()) as pair:
         pass
-    newest_file(pair.root).write_bytes(b"not what it was")
+    (file,) = files_of(pair.root)
+    file.write_bytes(b"not what it was")
     tape = tape_of(pair.root)
     line = refused(capsys, "syncer", "--run", pair.root, "--port", 0, "--repair", "previous")
-    assert line.startswith(f"fragment 1 version 0: {newest_file(pair.root)} differs from what was written: restore it")
-    assert line.endswith("no version is before it: start with --repair, without previous")
+    assert line.startswith(f"fragment 1 version 0: {file} differs from what was written: restore it")
+    assert line.endswith("no earlier version can be had: start with --repair, without previous")
     assert tape_of(pair.root) == tape
     assert "--repair previous" not in refused(capsys, "syncer", "--run", pair.root, "--port", 0)
 
@@ -105,7 +112,7 @@ def test_a_tape_that_was_cut_off_is_never_gone_on_with(capsys, tmp_path, words, 
     assert segment.read_bytes() == cut, "it is as it was"
 
 
-def test_a_closed_run_whose_last_record_is_damaged_gets_one_answer(capsys, tmp_path):
+def test_a_closed_run_whose_end_is_cut_off_gets_one_answer(capsys, tmp_path):
     """Serving it again would train on a model whose last word was said; the status says that it was closed."""
     with Pair(tmp_path / "run", config_of(run={"steps": 12})) as pair:
         pair.join("a")
@@ -113,7 +120,8 @@ def test_a_closed_run_whose_last_record_is_damaged_gets_one_answer(capsys, tmp_p
         merges = pair.syncer.machine.state.merges
     (pair.root / "status.json").write_text(json.dumps({"merges": merges, "phase": "closed"}))
     segment = pair.root / "tape" / "000001.seg"
-    segment.write_bytes(segment.read_bytes()[:-1] + b"?")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[: whole.rindex(b"closed")])  # checkpoints follow it
     commands = [("syncer", "--port", "0", "--run"), ("train", "--resume"), ("replay",)]
     (line,) = {refused(capsys, *words, pair.root) for words in commands}
     assert f"truncated: the tape ends with {merges} merges, status.json says {merges} and the end of the run" in line
@@ -128,6 +136,7 @@ def test_the_model_of_a_damaged_recorded_run_can_be_had_from_its_record(capsys, 
     with Pair(tmp_path / "run", config_of(store={"record": "full"})) as pair:
         pair.join("a")
         pair.until(lambda: min(pair.versions) >= 2)
-    newest_file(pair.root).unlink()
+    for path in files_of(pair.root):
+        path.unlink()
     line = refused(capsys, "export", pair.root)
     assert line.endswith(f"or make it from the record: skerry replay {pair.root} --out FILE")

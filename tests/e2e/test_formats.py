@@ -37,12 +37,13 @@ def contents(run_dir):
     return {path: path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
-# ---------------------------------------------------------------------------------------------- format 1
+# ---------------------------------------------------------------------------------------------- formats 1 and 2
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_of_format_1_is_refused_in_one_line_that_names_who_reads_it(runs, run):
-    run_dir = runs("0.1") / run
+@pytest.mark.parametrize(("version", "format"), [("0.1", 1), ("0.2", 2)])
+def test_a_run_of_an_older_format_is_refused_in_one_line_that_names_who_reads_it(runs, run, version, format):
+    run_dir = runs(version) / run
     before = contents(run_dir)
     for words in (["syncer", "--run", run_dir], ["export", run_dir, "--out", run_dir / "model"], ["replay", run_dir]):
         done = skerry(*words)
@@ -50,21 +51,22 @@ def test_a_run_of_format_1_is_refused_in_one_line_that_names_who_reads_it(runs, 
         assert done.returncode == 2 and done.stdout == "", words
         assert line.startswith(f"skerry: {run_dir}/tape/0000")
         assert line.endswith(
-            "was written by Skerry 0.1 (format 1); Skerry 0.2 reads format 2: export or finish this run with Skerry 0.1"
+            f"was written by Skerry {version} (format {format}); Skerry 0.3 reads format 3: "
+            f"export or finish this run with Skerry {version}"
         )
         assert contents(run_dir) == before, "nothing was touched"
 
 
-# ---------------------------------------------------------------------------------------------- format 2
+# ---------------------------------------------------------------------------------------------- format 3
 
 
 def test_the_newest_fixture_is_of_the_format_that_is_written():
-    assert FORMAT_VERSION == 2, "freeze a run of the new format (tests/fixtures/README.md), and keep reading this one"
+    assert FORMAT_VERSION == 3, "freeze a run of the new format (tests/fixtures/README.md), and keep reading this one"
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_of_format_2_exports_to_the_same_bytes_and_replays(runs, run, tmp_path):
-    run_dir, model = runs("0.2") / run, tmp_path / "model.safetensors"
+def test_a_run_of_format_3_exports_to_the_same_bytes_and_replays(runs, run, tmp_path):
+    run_dir, model = runs("0.3") / run, tmp_path / "model.safetensors"
     with Store.open(run_dir, readonly=True) as store:
         assert len({record.segment for record in store.history()}) > 2
     assert skerry("export", run_dir, "--out", model).returncode == 0
@@ -75,11 +77,11 @@ def test_a_run_of_format_2_exports_to_the_same_bytes_and_replays(runs, run, tmp_
     assert said["model_sha256"] == EXPORTS[run]
 
 
-def test_a_paused_run_of_format_2_is_gone_on_with(runs, tmp_path):
+def test_a_paused_run_of_format_3_is_gone_on_with(runs, tmp_path):
     pytest.importorskip("torch")
     from fixtures.learner import learner
 
-    run_dir = runs("0.2") / "run-paused"
+    run_dir = runs("0.3") / "run-paused"
     before = json.loads(skerry("replay", run_dir, "--json").stdout)
     with Syncer(tmp_path, run_dir=run_dir) as syncer, learner(syncer.port, 0):
         until(lambda: syncer.status["merges"] >= before["merges"] + 5, "merges on top of the recorded ones")

@@ -5,14 +5,15 @@ import pytest
 from node.pair import STEP_S, Pair, config_of
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Tensor
-from skerry.node.syncer import COMMITS_PER_COLLECT
 from skerry.plan import needs
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, RunPlan, sizes_of, stretch
+from skerry.store.journal import FILE_BYTES
 
 TENSORS = tuple(Tensor(f"w{i}", (64, 32)) for i in range(8))
 INT4 = {"codec_up": "int4", "codec_down": "int4"}
 LEARNERS = 3
+HEADER_BYTES = 8  # of a checkpoint
 
 
 def sizes(pair):
@@ -74,7 +75,8 @@ def test_held_contributions_are_bounded_as_the_core_bounds_them():
 
 
 def test_disk_of_a_real_run(started):
-    pair, config = started(ticks=0)
+    pair, config = started(ticks=0, outer={"rule": "nesterov", "lr": 0.7, "momentum": 0.9})
+    pair.store.journal.file_bytes = 1  # each entry has a file, so that what nobody needs goes at once
     pair.run(8)
     before, merges = pair.store.tape.size, pair.syncer.machine.state.merges
     pair.run(160)
@@ -82,11 +84,24 @@ def test_disk_of_a_real_run(started):
     hours = 160 * STEP_S / 3600
     told = needs.disk(config, sizes(pair), merged / hours, contributors=LEARNERS)
     assert pair.store.tape.size - before == pytest.approx(told["tape_per_hour"] * hours, rel=0.3)
-    pair.syncer.tidy()
-    on_disk = sum(file.stat().st_size for file in (pair.root / "files").iterdir())
-    assert on_disk == 12 * sum(sizes(pair)) * 3  # newest, the one before, genesis
-    assert told["files"] == on_disk * 4 / 3 + 12 * sum(sizes(pair)) / 4 * COMMITS_PER_COLLECT
+    pair.store.collect(pair.syncer.machine.state.files, pair.syncer.machine.state.journal)
+    files, entries = ([file.stat().st_size for file in (pair.root / f).iterdir()] for f in ("files", "journal"))
+    assert len(files) == 12  # of each fragment genesis, the newest checkpoint and the one before it
+    assert sum(files) - 12 * HEADER_BYTES == (4 + 12 + 12) * sum(sizes(pair))
+    assert told["files"] == (4 + 12 + 12 + 12) * sum(sizes(pair))  # and one that is being written
+    every = config.store.checkpoint_every
+    assert every * 2 * sum(sizes(pair)) <= sum(entries) <= told["journal"] - FILE_BYTES
     assert told["recorded_per_hour"] == 0
+
+
+def test_what_a_merge_writes(started):
+    """A delta of two bytes an element, and each sixteenth time a checkpoint of twelve."""
+    pair, config = started(ticks=160, outer={"rule": "nesterov", "lr": 0.7, "momentum": 0.9})
+    merges, mean = len(pair.commits), sum(sizes(pair)) / 4
+    told = needs.disk(config, sizes(pair), merges, LEARNERS)
+    deltas = sum(commit.result.entry.size for commit in pair.commits)
+    assert deltas == 2 * mean * merges
+    assert told["written_per_hour"] - told["grows_per_hour"] == deltas + 12 * mean * merges / 16
 
 
 def test_recorded_contributions_of_a_real_run(started):

@@ -11,7 +11,7 @@ import pytest
 from e2e.processes import FRAGMENTS, SHAPES, Puppet, facts_of, status_of, until, write_genesis
 from node.pair import NumpyParameters, config_of
 from skerry.algo.fragments import Tensor, layout_of
-from skerry.core.facts import Committed, Paused, PhaseChanged
+from skerry.core.facts import Checkpointed, Committed, Paused, PhaseChanged
 from skerry.core.state import fold
 from skerry.errors import StoreError
 from skerry.run.genesis import create_run, read_genesis
@@ -124,18 +124,26 @@ def test_a_learner_that_vanishes_is_lost_and_the_others_go_on(tmp_path):
         assert [name for name, _ in serving.shell.learners.links] == ["stays"]
 
 
-def test_a_disk_that_fails_under_a_worker_stops_the_process(tmp_path, monkeypatch):
-    def put(parts, folder="files"):
+@pytest.mark.parametrize("call", ["commit", "put"])
+def test_a_disk_that_fails_under_the_writer_or_a_worker_stops_the_process(tmp_path, monkeypatch, call):
+    """A merge is committed by the one, and its checkpoint put by the other."""
+
+    def fail(*_):
         raise StoreError("the disk is full")
 
     with Serving(tmp_path) as serving, Puppet(serving.port) as puppet:
-        monkeypatch.setattr(serving.store, "put", put)
+        fragment = puppet.pulled()
+        monkeypatch.setattr(serving.store, call, fail)
         monkeypatch.setattr(threading, "excepthook", lambda failure: failures.append(failure.exc_value))
         failures = []
-        puppet.contribute(puppet.pulled())
+        puppet.contribute(fragment)
         serving.ended()
+        if call == "commit":
+            assert puppet.base == [0] * FRAGMENTS, "no version has left"
     assert [str(failure) for failure in failures] == ["the disk is full"]
-    assert not any(isinstance(fact, Committed) for fact in facts_of(serving.run_dir))
+    merged = [fact for fact in facts_of(serving.run_dir) if isinstance(fact, Committed)]
+    assert merged == [] if call == "commit" else len(merged) <= 1
+    assert not any(isinstance(fact, Checkpointed) for fact in facts_of(serving.run_dir))
 
 
 def test_a_model_larger_than_the_window_gets_there_a_fragment_at_a_time(tmp_path):
