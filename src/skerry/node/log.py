@@ -4,7 +4,7 @@
     log.then(call)                          carry this out once everything so far is durable
 
 One piece of writing is under way at a time, on a thread of its own (`pool`); all that came meanwhile is the next, with
-one fsync of the journal and one of the tape. So nobody waits for the disk but what must: a slow one makes larger groups.
+one fsync of the journal and one of the tape. Nobody waits for the disk but what must: a slow one makes larger groups.
 How much may wait is bounded by who merges (`waiting_bytes`).
 
 With a pool that works at once everything is durable when `write` returns: tests, simulator and laboratory.

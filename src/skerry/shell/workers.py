@@ -1,8 +1,9 @@
 """The threads that do the syncer's slow work: kernels, hashes and the disk let go of the GIL, so they run side by side.
 
 What is short goes first: a merge takes as long as dozens of looks at contributions, and what is decided next hangs on
-those. Checkpoints are written behind everything else. What has ended waits in a queue for the deciding thread, which `wake` calls when there is something. Nothing here
-is bounded: a fragment merges once at a time, and the shell takes in no contributions while too many wait.
+those. Checkpoints are written behind everything else. What has ended waits in a queue for the deciding thread, which
+`wake` calls when there is something. Nothing here is bounded: a fragment merges once at a time, and the shell takes in
+no contributions while too many wait.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     journal/000007.log      the entries of one process, one after the other, nothing between them
 
-An entry has no header: the tape says where it lies, how long it is and its checksum (`Place`), and
-what the tape does not name is nobody's. So a tail that a crash tore needs no care, and a process never appends to a file
-of another: it begins a new one. Entries are appended in the order in which their places were given out, and are durable
-before the record that names them is written.
+An entry has no header: the tape says where it lies, how long it is and its checksum (`Place`), and what the tape does
+not name is nobody's. So a tail that a crash tore needs no care, and a process never appends to a file of another: it
+begins a new one. Entries are appended in the order in which their places were given out, and are durable before the
+record that names them is written.
 
 The journal does not know what an entry says. Its checksum is xxh3: it is there for damage, not for liars.
 """

@@ -4,12 +4,12 @@
     place    where an entry will lie
     commit   fsync directory, append entries, fsync journal, append records, fsync tape
 
-Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files and entries it
-was committed with are durable; the first error while writing stops the store for good, because after a failed fsync
-nobody knows what is on the disk, and asking again proves nothing. One thread commits, rotates and collects. `place` may
-be called from another, `put` and the reading ones from any. So a commit names its files: another may have been put
-meanwhile, whose record is yet to come. The store does not know what records say, so it is also told which files to keep.
-It stamps each commit with the time of the clock it was handed.
+Rules: what `commit` returned from survives any crash, whole; a record is on the tape only after the files and entries
+it was committed with are durable; the first error while writing stops the store for good, because after a failed fsync
+nobody knows what is on the disk, and asking again proves nothing. One thread commits, rotates and collects. `place`
+may be called from another, `put` and the reading ones from any. So a commit names its files: another may have been put
+meanwhile, whose record is yet to come. The store does not know what records say, so it is also told which files to
+keep. It stamps each commit with the time of the clock it was handed.
 """
 
 from __future__ import annotations
