@@ -155,7 +155,7 @@ def test_values_that_are_others_when_done_again_are_not_believed(pair):
     at = fragments_in(pair)[0]
     at.redo[-1] = msgspec.structs.replace(at.redo[-1], lr=at.redo[-1].lr / 2)
     with pytest.raises(
-        FileDamaged, match=f"^fragment 0 version {at.version}: done again from the journal it is another"
+        FileDamaged, match=f"^fragment 0 version {at.version}: what checkpoint and journal give is another"
     ):
         versions.load(pair.store, pair.fragments[0], at)
 
