@@ -15,8 +15,8 @@ from skerry.store.tape import FORMAT_VERSION
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RUNS = ("run-closed", "run-paused")
 EXPORTS = {
-    "run-closed": "975db43944c4ad44abde49fada89814fde6d2b116fc676583e7b1a52ecf5b618",
-    "run-paused": "375b28c573217f77d58c20475088f639ab73060d22bb3a475f70015268489a9e",
+    "run-closed": "5de9c686c249795dfb02b0a51992fb98d688e56afaece1830c4cd3146aac64f4",
+    "run-paused": "efb50af1d01e9cf441d2b1b55ab2f5b00c7f53543b4a0cc9460cd8a6f4dae2dc",
 }
 
 

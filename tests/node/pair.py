@@ -7,6 +7,7 @@ the order they were sent, between ticks of one clock; `tap` sees each on its way
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -292,7 +293,11 @@ class Pair:
     # ------------------------------------------------------------------------------------------ messages
 
     def send(self, learner, life, message, payload, tag):
-        """The syncer's outbox; what is sent to a learner that is not there is lost."""
+        """The syncer's outbox: nothing leaves before all that is in the log is durable."""
+        self.syncer.log.then(partial(self._send, learner, message, payload, tag))
+
+    def _send(self, learner, message, payload, tag):
+        """What is sent to a learner that is not there is lost."""
         if self.loops[learner].is_linked:
             body = bytearray(payload) if payload is not None else None
             self.wires.append(Wire(learner, "", msgspec.msgpack.encode(message), body, tag))

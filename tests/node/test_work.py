@@ -9,11 +9,11 @@ import pytest
 from node.pair import Pair, config_of
 from skerry.core.audit import Audit
 from skerry.core.events import Interrupted
-from skerry.core.facts import Committed, Paused, PhaseChanged
+from skerry.core.facts import Checkpointed, Committed, Paused, PhaseChanged
 from skerry.core.messages import FULL, Publication
 from skerry.core.state import RunState, decode_fact
 from skerry.node.algebra import FLOAT32
-from skerry.node.syncer import Version
+from skerry.node.syncer import SAYS_S, Version
 from skerry.node.work import AtOnce
 from skerry.shell.workers import Workers
 from skerry.store import Store
@@ -37,6 +37,28 @@ class ByHand:
         for version in versions or list(self.merges):
             self.merges.remove(version)
             self._ended.append(version)
+
+
+class SlowDisk:
+    """A writer that is looked at so many times before a piece of writing is done; by itself, or when a test says so."""
+
+    def __init__(self, looks):
+        self.looks, self.looked, self.under_way, self._ended = looks, 0, None, []
+
+    def submit(self, work, rank="long"):
+        assert self.under_way is None, "one piece of writing at a time"
+        self.under_way, self.looked = work, 0
+
+    def ended(self):
+        self.looked += 1
+        if self.under_way and self.looked > self.looks:
+            self.write()
+        taken, self._ended = self._ended, []
+        return taken
+
+    def write(self):
+        work, self.under_way = self.under_way, None
+        self._ended.append(work())
 
 
 class InStep(Workers):
@@ -138,6 +160,109 @@ def test_an_interrupt_drops_what_is_under_way_and_it_is_merged_after_the_restart
     pair.run(20)
     assert pair.syncer.machine.state.merges >= 3
     assert audited(facts_of(pair)) == []
+
+
+# ------------------------------------------------------------------------------------------ a disk that takes its time
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """Two learners that step, and a syncer whose disk writes when a test says so; a merge waits for it."""
+    with Pair(tmp_path / "run", config_of(2, outer={"rule": "nesterov", "momentum": 0.9})) as pair:
+        for name in "ab":
+            pair.join(name)
+        pair.syncer.log.pool = SlowDisk(looks=float("inf"))
+        pair.until(lambda: pair.versions[1] == 1 and pair.syncer.log.waiting_bytes)
+        yield pair
+
+
+def test_no_byte_of_a_version_leaves_before_it_is_durable(slow):
+    """And whatever the machine decides meanwhile stands behind it."""
+    slow.publications.clear()
+    slow.run(5)
+    assert slow.publications == [] and (1, 1) not in durable(slow), "nor is it on the tape"
+    while slow.syncer.log.waiting_bytes:
+        slow.syncer.log.pool.write()
+        slow.tick()
+        assert {(m.fragment, m.version) for _, m in slow.publications} <= durable(slow)
+    assert {name for name, m in slow.publications if (m.fragment, m.version) == (1, 1)} == {"a", "b"}
+
+
+def durable(pair):
+    """The versions that the tape has."""
+    decisions = [fact.decision for fact in facts_of(pair) if isinstance(fact, Committed)]
+    return {(d.fragment, d.version) for d in decisions}
+
+
+def test_merges_wait_for_a_disk_that_is_slower_and_it_is_said(slow, monkeypatch, caplog):
+    monkeypatch.setattr("skerry.node.syncer.BEHIND_BYTES", 0)
+    merges, began_at = slow.syncer.machine.state.merges, slow.now
+    slow.run(30)
+    assert slow.syncer.is_disk_behind and slow.syncer.machine.state.merges == merges, "no further merge was begun"
+    said = [line for line in caplog.messages if line.startswith("the disk is slower than the merges")]
+    assert said == ["the disk is slower than the merges: 1 wait for it"], "not again so soon"
+    slow.until(lambda: slow.now > began_at + 2 * SAYS_S)
+    said = [line for line in caplog.messages if line.startswith("the disk is slower than the merges")]
+    assert 2 <= len(said) <= 3, "again every now and then"
+    slow.syncer.log.pool.looks = 0
+    slow.until(lambda: min(slow.versions) >= 2)
+    assert audited(facts_of(slow)) == []
+
+
+def test_nothing_is_lost_to_a_slow_disk(tmp_path, monkeypatch):
+    """The same work is merged, in other versions: each of them is durable before it is heard of, up to the last."""
+    monkeypatch.setattr("skerry.node.syncer.BEHIND_BYTES", 0)
+    with Pair(tmp_path / "run", config_of(2, steps=40)) as pair:
+        for name in "ab":
+            pair.join(name)
+        disk = pair.syncer.log.pool = SlowDisk(looks=40)
+        behind = set()
+        monkeypatch.setattr(pair.syncer.observer, "event_done", lambda _: behind.add(pair.syncer.is_disk_behind))
+        pair.close()
+        assert behind == {True, False} and disk.under_way is None
+        state = pair.syncer.machine.state
+        totals = state.ledger.totals()
+        assert totals.pending == totals.balance == 0 and totals.discarded == {}
+        for p in range(len(pair.fragments)):
+            booked = pair.genesis[p] + pair.booked_work(p) + pair.rounding(p)
+            np.testing.assert_allclose(pair.master(p), booked, rtol=0, atol=1e-5)
+        assert audited(facts_of(pair)) == []
+
+
+def test_an_interrupt_waits_for_what_is_being_written_and_for_checkpoints(slow):
+    """Its facts are on the tape in the order in which they were decided, and what is begun with is whole."""
+    slow.syncer.handle(Interrupted(), slow.now)
+    slow.syncer.look(slow.now)
+    assert slow.syncer.finished is None, "a version is not durable yet"
+    slow.syncer.log.pool.looks = 0
+    while not slow.syncer.finished:
+        slow.syncer.look(slow.now)
+    assert slow.syncer.finished == "interrupted" and slow.syncer.log.is_durable
+    facts = facts_of(slow)
+    kinds = [type(fact) for fact in facts if isinstance(fact, Committed | Paused | Checkpointed)]
+    assert kinds[-3:] == [Committed, Paused, Checkpointed]
+    state = slow.syncer.machine.state
+    assert all(at.checkpoints[-1].version == at.version for at in state.fragments)
+    values = slow.syncer.values
+    slow.restart()
+    assert slow.syncer.machine.state.merges == state.merges >= 1
+    for old, new in zip(values, slow.syncer.values, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
+    slow.run(20)
+    assert audited(facts_of(slow)) == []
+
+
+def test_what_was_not_written_when_the_process_dies_is_merged_again(slow):
+    """Nobody has heard of it: learners hold what was in it, and send it again."""
+    assert slow.versions[1] == 1
+    slow.restart()
+    assert slow.versions[1] == 0
+    slow.run(20)
+    assert min(slow.versions) >= 1 and audited(facts_of(slow)) == []
+    assert slow.syncer.machine.state.ledger.totals().discarded == {}
+
+
+# ------------------------------------------------------------------------------------------ threads
 
 
 def test_a_contribution_is_counted_until_it_was_looked_at(tmp_path, monkeypatch):
