@@ -209,7 +209,8 @@ def test_a_learner_adopts_the_very_tensor_that_was_published(codec, device):
     assert old is genesis
     payload, _ = lab.encode(codec, put(gaussian(1), device))
     held = lab.hold(codec, payload, 1.0, lab.inspect(codec, payload, FRAGMENT))
-    merged = lab.merge(decided("rda", "nesterov", codec=codec), FRAGMENT, old, [held], 1)
+    decision = decided("rda", "nesterov", codec=codec)
+    merged = lab.advance(decision, FRAGMENT, old, lab.merge(decision, FRAGMENT, [held]))
     adopted = lab.adopt(codec, merged.payload, old.theta)
     assert adopted is merged.values.theta and lab.digest(adopted) == merged.digest
     assert len(merged.payload) == lab.payload_bytes(codec, FRAGMENT) == codecs.payload_bytes(codec, FRAGMENT.size)
@@ -225,14 +226,17 @@ def test_nothing_waits_for_the_device(codec):
     lab = Device("cuda")
     old = Values(*(put(gaussian(i), "cuda") for i in range(3)))
     drifts = [put(gaussian(i), "cuda") for i in range(3)]
-    lab.merge(
-        decided("rda", "nesterov", codec=codec), FRAGMENT, old, hold_all(lab, codec, drifts), 1
-    )  # first use copies
+
+    def merge(rule: str, outer_rule: str) -> None:
+        decision = decided(rule, outer_rule, codec=codec)
+        lab.advance(decision, FRAGMENT, old, lab.merge(decision, FRAGMENT, hold_all(lab, codec, drifts)))
+
+    merge("rda", "nesterov")  # first use copies
     torch.cuda.set_sync_debug_mode("error")
     try:
         for rule in RULES:
             for outer_rule in outer.OUTER_RULES:
-                lab.merge(decided(rule, outer_rule, codec=codec), FRAGMENT, old, hold_all(lab, codec, drifts), 1)
+                merge(rule, outer_rule)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
