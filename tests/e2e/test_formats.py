@@ -15,8 +15,8 @@ from skerry.store.tape import FORMAT_VERSION
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RUNS = ("run-closed", "run-paused")
 EXPORTS = {
-    "run-closed": "5de9c686c249795dfb02b0a51992fb98d688e56afaece1830c4cd3146aac64f4",
-    "run-paused": "efb50af1d01e9cf441d2b1b55ab2f5b00c7f53543b4a0cc9460cd8a6f4dae2dc",
+    "run-closed": "6e10029879674a42cc5597213fdaff2a48e743f0a198eba75c0627261280c73c",
+    "run-paused": "0ebfcd1805a5d396c12affb5869d0a57def5302caae8cf08e9eb31cce7101fc5",
 }
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
-PROTOCOL = 2  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
+PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
 
