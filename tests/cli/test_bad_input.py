@@ -293,7 +293,7 @@ def test_a_genesis_that_is_no_model(folder, refused):
     assert "nosuch: no such file; write one with skerry.save_genesis" in refused(*serve, "nosuch")
     assert "junk: is not a readable safetensors file" in refused(*serve, "junk")
     assert "nan: parameter w holds values that are not finite" in refused(*serve, "nan")
-    assert "double: parameter w is float64; a genesis holds float32" in refused(*serve, "double")
+    assert "double: parameter w is F64; a genesis holds float32" in refused(*serve, "double")
     assert "nothing: a layout needs at least one tensor" in refused(*serve, "nothing")
 
 

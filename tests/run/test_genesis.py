@@ -46,7 +46,7 @@ def test_values_that_no_run_can_start_from_are_refused_by_name(tmp_path):
     with pytest.raises(ModelError, match="parameter w holds values that are not finite"):
         read_genesis(tmp_path / "g")
     save_file({"w": np.zeros(2, np.float64)}, tmp_path / "g")
-    with pytest.raises(ModelError, match="parameter w is float64; a genesis holds float32"):
+    with pytest.raises(ModelError, match="parameter w is F64; a genesis holds float32"):
         read_genesis(tmp_path / "g")
 
 

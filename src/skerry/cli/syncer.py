@@ -20,7 +20,8 @@ from skerry.algo import fragments
 from skerry.algo.fragments import decode_layout
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
-from skerry.run import repair, replay
+from skerry.run import repair, replay, room
+from skerry.run.facts import fragments_of
 from skerry.run.genesis import create_run, read_genesis, read_layout
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
@@ -164,7 +165,9 @@ def _check_whole(root: Path) -> None:
 def _check_resume(store: Store, options: argparse.Namespace, overrides: Overrides) -> None:
     """The command that began a run goes on with it, so that a service manager need not know which it does."""
     state = state_of(store.records)
-    _check_config(store.root, configs.decode(state.created.config), options, overrides)
+    config = configs.decode(state.created.config)
+    _check_config(store.root, config, options, overrides)
+    room.check(store.root, config, [fragment.size for fragment in fragments_of(state.created)], is_new=False)
     if options.genesis is not None and not options.genesis.exists():
         log.warning("%s is gone; that does no harm, the run has its own values", options.genesis)
     elif options.genesis is not None:
@@ -196,12 +199,18 @@ def _first(options: argparse.Namespace, overrides: Overrides) -> First:
     config = configs.validate(configs.resolve(_base(options), options.config, overrides))
     shape_of(config.model)
     if options.genesis is not None:
+        room.check(options.run, config, _sizes(read_layout(options.genesis), config), is_new=True)
         return config, *read_genesis(options.genesis)
     cli.need("torch", "torch", "the built-in model, without --genesis FILE")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "genesis.safetensors"
         make_genesis(config, made)
         return config, *read_genesis(made)
+
+
+def _sizes(layout: fragments.Layout, config: configs.Config) -> list[int]:
+    sync = config.sync
+    return [fragment.size for fragment in fragments.split(layout, sync.num_fragments, sync.cut_tensors)]
 
 
 def make_genesis(config: configs.Config, path: Path) -> None:

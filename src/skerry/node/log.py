@@ -113,12 +113,13 @@ class Log:
 
     def _carry_out(self, pieces: Sequence[Piece]) -> Written:
         """On the thread that writes: groups that stand together are one commit."""
-        took_s, group = 0.0, Group([], [], [])
+        took_s, group, size = 0.0, Group([], [], []), 0
         for piece in pieces:
             if isinstance(piece, Group):
-                if sum(map(len, [*group.records, *piece.records])) > GROUP_BYTES_MAX // 2:
+                size += sum(map(len, piece.records))
+                if size > GROUP_BYTES_MAX // 2:
                     took_s = self._commit(group)
-                    group = Group([], [], [])
+                    group, size = Group([], [], []), 0
                 group.records.extend(piece.records)
                 group.files.extend(piece.files)
                 group.entries.extend(piece.entries)

@@ -1,4 +1,4 @@
-"""Who may watch the nodes: a few named moments, told on the node's own thread.
+"""Who may watch the nodes: a few named moments, told on the thread where they happen.
 
 An observer looks and never changes anything. The product has nobody look (`UNWATCHED`); the simulator's oracle learns
 here what really happened.

@@ -341,7 +341,7 @@ class SyncerNode:
 
     def _begin_merges(self) -> None:
         """Unless too much waits for the disk: then rounds wait with it, and no queue grows."""
-        while self._merges_waiting and not self.is_disk_behind:
+        while self._merges_waiting and not self.is_disk_behind and not self.machine.is_interrupted:
             self._merge(self._merges_waiting.popleft())
         if self._merges_waiting and self.clock() - self._said_at >= SAYS_S:
             self._said_at = self.clock()

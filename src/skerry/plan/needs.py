@@ -35,12 +35,8 @@ from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
 from skerry.core.facts import Committed, Decision, Entry, Part, Result, Row, Sample, Sampled, Seen, Took
 from skerry.core.samples import SAMPLE_S
-from skerry.store import journal
+from skerry.run import room
 
-CHECKPOINT_BYTES = 12  # an element of a whole version: value, velocity, residual
-GENESIS_BYTES = 4  # an element of version 0, which has values alone
-DELTA_BYTES = 2  # an element of a merged delta in the journal
-CHECKPOINTS = 3  # of a fragment: the newest two, and one that is being written or that the closing began with
 GROUP_BYTES = 100  # what the tape puts around a commit of one record
 
 
@@ -67,17 +63,10 @@ def device_memory(sizes: Sequence[int], burst: int) -> int:
 
 def syncer_memory(config: Config, sizes: Sequence[int], rounds: int) -> dict[str, int]:
     """Bytes in the syncer by what they are for; `at_worst` with a contribution of everyone to every fragment held."""
-    total, largest, learners = sum(sizes), max(sizes), config.run.learners
-    up, down = config.wire.codec_up, config.wire.codec_down
+    largest, learners, up = max(sizes), config.run.learners, config.wire.codec_up
     one = learners * payload_bytes(up, largest)
     bound = config.wire.held_bytes_max + one
-    merges = min(config.merge.threads, len(sizes))
-    parts = {
-        "values": 12 * total,
-        "deltas": config.store.deltas_kept * sum(payload_bytes(down, size) for size in sizes),
-        "held": min(min(rounds, len(sizes)) * one, bound),
-        "working": merges * (16 * largest + payload_bytes(down, largest)),
-    }
+    parts = {**room.memory(config, sizes), "held": min(min(rounds, len(sizes)) * one, bound)}
     every = min(learners * sum(payload_bytes(up, size) for size in sizes), bound)
     return _summed(parts, max(every, parts["held"]) - parts["held"])
 
@@ -97,12 +86,11 @@ def disk(config: Config, sizes: Sequence[int], merges_per_h: float, contributors
         recorded = merges_per_h * contributors * sum(payload_bytes(config.wire.codec_up, s) for s in sizes) / len(sizes)
     every = config.store.checkpoint_every
     return {
-        "files": (GENESIS_BYTES + CHECKPOINTS * CHECKPOINT_BYTES) * sum(sizes),
-        "journal": (2 * every + 1) * DELTA_BYTES * sum(sizes) + journal.FILE_BYTES,
+        **room.disk(sizes, every),
         "tape_per_hour": tape,
         "recorded_per_hour": recorded,
         "grows_per_hour": tape + recorded,
-        "written_per_hour": merges_per_h * (DELTA_BYTES + CHECKPOINT_BYTES / every) * mean + tape + recorded,
+        "written_per_hour": merges_per_h * (room.DELTA_BYTES + room.STATE_BYTES / every) * mean + tape + recorded,
     }
 
 

@@ -1,20 +1,22 @@
 """A run's model out of its directory: named, hashed, and loadable without Skerry.
 
-A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`).
+A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`), and goes to its
+places in the file. So the header is written here and not by the library of safetensors, which wants the whole model at
+once; the bytes are the same (tested).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
-from skerry.algo.fragments import F32, decode_layout, scatter
+from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
 from skerry.core.state import RunState
 from skerry.node import versions
 from skerry.run.facts import fragments_of
@@ -24,29 +26,57 @@ from skerry.store.store import Store
 
 def read_model(store: Store, state: RunState, before_close: bool = False) -> dict[str, F32]:
     """The master values by parameter name; `before_close` gives those before the run's last merge."""
-    wanted = [fragment.version for fragment in state.fragments]
-    if before_close and state.before_close:
-        wanted = list(state.before_close)
     arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
-    for fragment, at, version in zip(fragments_of(state.created), state.fragments, wanted, strict=True):
-        values = versions.load(store, fragment, at, version=version)
-        scatter(fragment, values.theta + values.error, arrays)
+    for fragment, master in _masters(store, state, state.before_close if before_close else ()):
+        scatter(fragment, master, arrays)
     return arrays
-
-
-def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] | None = None) -> bytes:
-    """The model as a safetensors file, loadable without Skerry."""
-    tensors = {name: np.asarray(array, order="C") for name, array in sorted(arrays.items())}
-    embeddings = [t.name for t in decode_layout(state.created.layout).tensors if t.kind == "embedding"]
-    versions = [f.version for f in state.fragments]
-    about = {"run": state.created.run, "versions": versions, "embeddings": embeddings} | dict(more or {})
-    return save(tensors, {METADATA: json.dumps(about | {"config": json.loads(state.created.config)})})
 
 
 def write_model(store: Store, state: RunState, path: Path) -> str:
     """Write the master as one file, whole or not at all; its sha256 in hex."""
-    data = packed(read_model(store, state), state)
+    head, places = _header(state, {})
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(data)
+    with temporary.open("w+b") as file:
+        file.write(head)
+        for fragment, master in _masters(store, state):
+            for slot in fragment.slots:
+                file.seek(len(head) + places[slot.name] + 4 * slot.start)
+                file.write(master[slot.offset : slot.offset + slot.size].data)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     temporary.replace(path)
-    return hashlib.sha256(data).hexdigest()
+    return digest
+
+
+def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] | None = None) -> bytes:
+    """The same file of other values."""
+    head, places = _header(state, more or {})
+    return b"".join([head, *(np.asarray(arrays[name], order="C").tobytes() for name in places)])
+
+
+def _masters(store: Store, state: RunState, wanted: tuple[int, ...] = ()) -> Iterator[tuple[Fragment, F32]]:
+    """The master of each fragment's newest version, or of the wanted ones, one after the other."""
+    wanted = wanted or tuple(at.version for at in state.fragments)
+    for fragment, at, version in zip(fragments_of(state.created), state.fragments, wanted, strict=True):
+        values = versions.load(store, fragment, at, version=version)
+        yield fragment, values.theta + values.error
+
+
+def _header(state: RunState, more: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
+    """What a safetensors file of this run begins with, and where each tensor lies behind it, in their order."""
+    layout = decode_layout(state.created.layout)
+    about = {
+        "run": state.created.run,
+        "versions": [f.version for f in state.fragments],
+        "embeddings": [t.name for t in layout.tensors if t.kind == "embedding"],
+        **more,
+        "config": json.loads(state.created.config),
+    }
+    told: dict[str, Any] = {"__metadata__": {METADATA: json.dumps(about)}}
+    places, end = {}, 0
+    for tensor in layout.tensors:
+        places[tensor.name], end = end, end + 4 * tensor.size
+        told[tensor.name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [places[tensor.name], end]}
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, places

@@ -23,21 +23,37 @@ from skerry.errors import ModelError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
 from skerry.store.store import Store
 
+AT_ONCE = 1 << 22  # values that are looked at together
 METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
 
 
 def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
-    """A safetensors file as layout and values."""
+    """A safetensors file as layout and values, which stay in the file until they are used."""
     with _opened(path) as file:
-        # order="C", not ascontiguousarray, which makes a scalar a vector of one
-        arrays = {name: np.asarray(file.get_tensor(name), order="C") for name in file.keys()}  # noqa: SIM118
-        layout = _layout(path, file, {name: array.shape for name, array in arrays.items()})
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        layout = _layout(path, file, {name: tuple(file.get_slice(name).get_shape()) for name in kinds})
+    for name, kind in kinds.items():
+        if kind != "F32":
+            raise ModelError(f"{path}: parameter {name} is {kind}; a genesis holds float32 (F32)")
+    arrays = _mapped(path, layout)
     for name, array in arrays.items():
-        if array.dtype != np.float32:
-            raise ModelError(f"{path}: parameter {name} is {array.dtype}; a genesis holds float32")
-        if not np.isfinite(array).all():
+        flat = array.reshape(-1)
+        if not all(np.isfinite(flat[at : at + AT_ONCE]).all() for at in range(0, flat.size, AT_ONCE)):
             raise ModelError(f"{path}: parameter {name} holds values that are not finite")
     return layout, arrays
+
+
+def _mapped(path: Path, layout: Layout) -> dict[str, npt.NDArray[Any]]:
+    """Views of the file; the library of safetensors, which has checked it, would copy each tensor."""
+    whole = np.memmap(path, np.uint8, mode="r")
+    begins = 8 + int.from_bytes(whole[:8].tobytes(), "little")
+    told = json.loads(whole[8:begins].tobytes())
+    return {
+        tensor.name: whole[begins + told[tensor.name]["data_offsets"][0] :][: 4 * tensor.size]
+        .view(np.float32)
+        .reshape(tensor.shape)
+        for tensor in layout.tensors
+    }
 
 
 def read_layout(path: Path) -> Layout:
