@@ -15,6 +15,7 @@ from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.audit import Audit
 from skerry.core.facts import (
     RULES,
+    Checkpointed,
     Committed,
     Decision,
     Entry,
@@ -129,7 +130,8 @@ def test_every_fault_happened_and_the_report_holds_what_is_promised(result):
 @pytest.mark.chaos
 def test_the_tape_carries_the_faults_after_the_end(result, facts):
     first = next(n for n, fact in enumerate(facts) if isinstance(fact, Injected))
-    assert isinstance(facts[first - 1], PhaseChanged) and facts[first - 1].phase == "closed"
+    *_, last = (fact for fact in facts[:first] if not isinstance(fact, Checkpointed))
+    assert isinstance(last, PhaseChanged) and last.phase == "closed"
     injected = facts[first:]
     assert Counter(fact.kind for fact in injected) == FAULTS
     lines = [json.loads(line) for line in (Path(result["run_dir"]) / "faults.jsonl").read_text().splitlines()]
