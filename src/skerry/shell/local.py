@@ -27,7 +27,8 @@ from skerry.store import lock
 POLL_S = 0.1
 RESTART_S = 2.0  # a killed process stays away this long
 CRASHES_MAX = 5  # of one child, not counting kills, before the run is given up
-TERM_S = 4.0  # between asking a child to end and ending it
+TERM_S = 4.0  # between asking a learner to end and ending it
+SYNCER_TERM_S = 60.0  # likewise the syncer, which writes checkpoints meanwhile
 LOCAL = "local.json"
 START_S = 120.0  # for the syncer to come up
 
@@ -242,15 +243,15 @@ class LocalRun:
         finally:
             signal.signal(signal.SIGTERM, before)
             self.calm()
-            _end(self.learners)
-            _end([self.syncer] if self.syncer else [])
+            _end(self.learners, TERM_S)
+            _end([self.syncer] if self.syncer else [], SYNCER_TERM_S)
 
 
-def _end(children: Sequence[Child]) -> None:
+def _end(children: Sequence[Child], patience_s: float) -> None:
     processes = [c.process for c in children if c.process is not None and c.is_running]
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + TERM_S
+    deadline = time.monotonic() + patience_s
     for process in processes:
         try:
             process.wait(timeout=max(0.0, deadline - time.monotonic()))
