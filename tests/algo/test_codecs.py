@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from skerry.algo import kernels, warm_up
 from skerry.algo.codecs import CODECS, decode, encode, inspect, number, payload_bytes, readable
 from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, layout_of, padded, split
+from skerry.algo.merge import TOGETHER
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
 every_codec = pytest.mark.parametrize("codec", CODECS)
@@ -215,9 +216,11 @@ def test_threads_do_not_change_a_bit(codec, threads):
 def accumulate(
     codec: str, payload: np.ndarray, fragment: Fragment, coefficients: np.ndarray, acc: np.ndarray, lo: int, hi: int
 ) -> None:
-    source = (number(codec), readable(codec, payload, fragment.size))
+    numbers = kernels.frozen(np.array([number(codec)], np.int64))
+    payloads = (readable(codec, payload, fragment.size),) * TOGETHER
     rows = (fragment.row_start, fragment.row_stop, fragment.row_slot)
-    kernels.accumulate(*source, *rows, kernels.frozen(coefficients), acc, lo, hi)
+    coef, no_squares = kernels.frozen(coefficients[None]), np.empty(0)
+    kernels.accumulate(numbers, payloads, 1, *rows, coef, False, acc, no_squares, lo, hi)
 
 
 @every_codec

@@ -79,7 +79,7 @@ def is_padding(fragment: Fragment) -> np.ndarray:
 
 @every_rule
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 9, 17])
 def test_agrees_with_the_slow_version(rule, codec, count):
     held = hold_many(FRAGMENT, [1.0 + i for i in range(count)], codec)
     merged = merge(rule, FRAGMENT, held)

@@ -284,23 +284,35 @@ def decode(codec: int, payload: Array, size: int, start: int, out: Array) -> Non
 
 @njit(cache=True, nogil=True)
 def accumulate(
-    codec: int,
-    payload: Array,
+    codecs: Array,
+    payloads: tuple[Array, ...],
+    count: int,
     row_start: Array,
     row_stop: Array,
     row_slot: Array,
     coef: Array,
+    begins: bool,
     acc: Array,
+    squares: Array,
     row_lo: int,
     row_hi: int,
 ) -> None:
-    """acc ← acc + coef[slot] · decoded."""
-    scratch = np.empty(ROW, np.float32)
+    """acc ← acc + Σ coef[learner, slot] · decoded over the first `count` payloads, in order; from zero if it `begins`.
+
+    Where there are `squares`, each row's Σ acc² goes there. All of it in one call: a thread that comes back from a
+    kernel waits for the GIL, and with a call for each learner a merge waited longer than it worked.
+    """
+    scratch, lanes = np.empty(ROW, np.float32), np.empty(LANES, np.float64)
     for r in range(row_lo, row_hi):
         lo, hi = row_start[r], row_stop[r]
-        row = scratch[: hi - lo]
-        decode(codec, payload, acc.size, lo, row)
-        _add_scaled(coef[row_slot[r]], row, acc[lo:hi])
+        row, total = scratch[: hi - lo], acc[lo:hi]
+        if begins:
+            total[:] = 0.0
+        for k in range(count):
+            decode(codecs[k], payloads[k], acc.size, lo, row)
+            _add_scaled(coef[k, row_slot[r]], row, total)
+        if squares.size > 0:
+            squares[r] = _sum_of_squares(total, lanes)
 
 
 @njit(cache=True, nogil=True)

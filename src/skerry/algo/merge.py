@@ -18,6 +18,7 @@ from skerry.algo.codecs import F64, U8
 from skerry.algo.fragments import F32, I64, ROW, Fragment
 from skerry.algo.kernels import Array, check_flat, frozen, over_rows
 
+TOGETHER = 8  # contributions that one call of a kernel adds
 ROWS_AT_ONCE = 2**20 // (4 * ROW)  # 1 MiB of accumulator, kept in cache while all are added to it
 NORM_MIN = 1e-30  # a shorter vector has no direction: its inverse norm would not fit a float32
 DIRECTION_MIN = 1e-6  # directions whose mean is shorter have cancelled: what is left is rounding
@@ -161,21 +162,31 @@ def _add_up(
 
     `squares`, if handed in, gets each row's Σ x² while the row is still in cache.
     """
-    opened = _opened(fragment, held)
-    rounded = [frozen(row) for row in coefficients.astype(np.float32)]
-    extents = (fragment.row_start, fragment.row_stop)
+    groups = [_group(fragment, held[at : at + TOGETHER]) for at in range(0, len(held), TOGETHER)]
+    rounded = coefficients.astype(np.float32)
+    extents = (fragment.row_start, fragment.row_stop, fragment.row_slot)
     first, count = (0, fragment.row_count) if rows is None else (int(rows[0]), len(rows))
+    none = np.empty(0, np.float64)
 
     def work(row_lo: int, row_hi: int) -> None:
-        for lo in range(first + row_lo, first + row_hi, ROWS_AT_ONCE):
-            hi = min(lo + ROWS_AT_ONCE, first + row_hi)
-            out[fragment.row_start[lo] : fragment.row_stop[hi - 1]] = 0.0
-            for (codec, payload), coefficient in zip(opened, rounded, strict=True):
-                kernels.accumulate(codec, payload, *extents, fragment.row_slot, coefficient, out, lo, hi)
-            if squares is not None:
-                kernels.squares_of_rows(frozen(out), *extents, squares, lo, hi)
+        step = row_hi - row_lo if len(groups) == 1 else ROWS_AT_ONCE
+        for lo in range(first + row_lo, first + row_hi, step):
+            hi = min(lo + step, first + row_hi)
+            for at, (numbers, payloads) in enumerate(groups):
+                coef = frozen(rounded[at * TOGETHER : (at + 1) * TOGETHER])
+                is_last = at == len(groups) - 1
+                last = squares if is_last and squares is not None else none
+                kernels.accumulate(numbers, payloads, len(coef), *extents, coef, at == 0, out, last, lo, hi)
 
     over_rows(work, count, threads)
+
+
+def _group(fragment: Fragment, held: Sequence[Held]) -> tuple[I64, tuple[U8, ...]]:
+    """Contributions as a kernel takes them in one call: always so many payloads, for they are part of its signature."""
+    opened = _opened(fragment, held)
+    numbers = frozen(np.array([codec for codec, _ in opened], np.int64))
+    payloads = tuple(payload for _, payload in opened)
+    return numbers, payloads + (payloads[0],) * (TOGETHER - len(payloads))
 
 
 def _opened(fragment: Fragment, held: Sequence[Held]) -> list[tuple[int, U8]]:
