@@ -116,16 +116,17 @@ class Log:
         took_s, group, size = 0.0, Group([], [], []), 0
         for piece in pieces:
             if isinstance(piece, Group):
-                size += sum(map(len, piece.records))
-                if size > GROUP_BYTES_MAX // 2:
+                more = sum(map(len, piece.records))
+                if size + more > GROUP_BYTES_MAX // 2:
                     took_s = self._commit(group)
                     group, size = Group([], [], []), 0
+                size += more
                 group.records.extend(piece.records)
                 group.files.extend(piece.files)
                 group.entries.extend(piece.entries)
             else:
                 took_s = self._commit(group) or took_s
-                group = Group([], [], [])
+                group, size = Group([], [], []), 0
                 piece()
         return Written(len(pieces), self._commit(group) or took_s)
 

@@ -60,6 +60,7 @@ from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
+DELTAS_BYTES = 512 << 20  # of deltas that are kept for learners a few versions behind, beside each fragment's newest
 BEHIND_BYTES = 256 << 20  # of deltas that wait for the disk: beyond it no further merge is begun
 SAYS_S = 10.0  # at most one line in this time about a disk that is too slow
 
@@ -378,8 +379,12 @@ class SyncerNode:
                 del self.held[row.learner, row.fragment]
 
     def _keep(self, p: int, version: int, delta: Delta) -> None:
-        self.deltas[p][version] = delta
-        self.deltas[p].pop(version - self.config.store.deltas_kept, None)
+        """The newest, and as many before it as are asked for and find room; those of large models do not."""
+        kept = self.deltas[p]
+        kept[version] = delta
+        most = max(1, DELTAS_BYTES // (len(self.deltas) * max(1, len(delta.payload))))
+        for old in [v for v in kept if v <= version - min(self.config.store.deltas_kept, most)]:
+            del kept[old]
 
     def _publish(self, action: Publish) -> None:
         """The deltas a learner lacks if they are at hand and smaller than the whole fragment, else the whole."""

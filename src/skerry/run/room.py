@@ -14,6 +14,7 @@ from pathlib import Path
 from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
 from skerry.errors import Refusal
+from skerry.node.syncer import DELTAS_BYTES
 from skerry.text import size
 
 STATE_BYTES = 12  # an element of a version: value, velocity, residual
@@ -26,10 +27,10 @@ EVERY_MIN = 2  # versions between two checkpoints: with fewer the disk is busy w
 def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
     """Bytes that the syncer has in memory, by what for; `sizes` are those of the fragments."""
     down, largest = config.wire.codec_down, max(sizes)
-    merges = min(config.merge.threads, len(sizes))
+    merges, newest = min(config.merge.threads, len(sizes)), sum(payload_bytes(down, each) for each in sizes)
     return {
         "values": STATE_BYTES * sum(sizes),
-        "deltas": config.store.deltas_kept * sum(payload_bytes(down, each) for each in sizes),
+        "deltas": min(config.store.deltas_kept * newest, max(newest, DELTAS_BYTES)),
         "working": merges * ((STATE_BYTES + 4) * largest + payload_bytes(down, largest)),
     }
 

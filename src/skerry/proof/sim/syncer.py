@@ -149,6 +149,7 @@ class SyncerProcess:
         if self.world.now >= self.paused_until:
             self.guarded(self.driver.turn)
             self.guarded(self.tidy)
+            self._leave_if_finished()
         self.world.at(TICK_S, self.tick)
 
     def tidy(self) -> None:
@@ -178,6 +179,7 @@ class SyncerProcess:
             return
         self.world.saw["several events in one turn"] += len(self.driver) > 1
         self.guarded(self.driver.turn)
+        self._leave_if_finished()
 
     # ------------------------------------------------------------------------------------------ what its node says
 
