@@ -15,6 +15,7 @@ from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
 from skerry.errors import Refusal
 from skerry.node.syncer import DELTAS_BYTES
+from skerry.store.journal import FILE_BYTES
 from skerry.text import size
 
 STATE_BYTES = 12  # an element of a version: value, velocity, residual
@@ -39,7 +40,7 @@ def disk(sizes: Sequence[int], checkpoint_every: int) -> dict[str, int]:
     """Bytes that lie on the disk at most, by what for."""
     return {
         "files": (GENESIS_BYTES + CHECKPOINTS * STATE_BYTES) * sum(sizes) + STATE_BYTES * max(sizes),
-        "journal": (2 * checkpoint_every + 1) * DELTA_BYTES * sum(sizes),
+        "journal": (2 * checkpoint_every + 1) * DELTA_BYTES * sum(sizes) + FILE_BYTES,  # removed by the file
     }
 
 
