@@ -42,12 +42,13 @@ class Journal:
     def __init__(self, files: FileSystem) -> None:
         self._files = files
         self.file_bytes = FILE_BYTES
-        self._number = max(_numbers(files), default=0) + 1  # where the next entry is placed
-        self._size = 0
+        self._number, self._size = 0, 0  # where the next entry is placed; 0: in a file that is yet to be chosen
         self._begun, self._end = 0, 0  # the file that is written to, and up to where it was
 
     def place(self, size: int, checksum: bytes) -> Place:
         """Where an entry will lie; those placed are to be appended in the same order."""
+        if not self._number:  # not before: who reads a tape alone needs no journal
+            self._number = max(_numbers(self._files), default=0) + 1
         if self._size >= self.file_bytes:
             self._number, self._size = self._number + 1, 0
         self._size += size
