@@ -99,6 +99,9 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     deltas_kept: int = 4  # newest deltas per fragment kept in memory for learners a few versions behind
     segment_bytes: int = 8 << 20
     checkpoint_every: int = 16  # versions of a fragment from one whole file of it to the next; between them, a journal
+    keep_every: float = (
+        0.25  # a version of the whole model is kept for good: below 1 a share of the budget, else versions
+    )
     record: Literal["decisions", "full"] = "decisions"  # full: also every merged contribution's bytes, for replay
 
 
@@ -323,6 +326,12 @@ def _problems(c: Config) -> Iterable[str]:
             f"wire.timeout_s = {c.wire.timeout_s:g}: must be at least {2 * c.wire.heartbeat_s:g}, twice "
             f"wire.heartbeat_s = {c.wire.heartbeat_s:g}, or one heartbeat that comes late would cut a healthy link"
         )
+    every = c.store.keep_every
+    if 0 < every < KEEP_SHARE_MIN or (every > 1 and not float(every).is_integer()):
+        yield (
+            f"store.keep_every = {every:g}: a share of the budget from {KEEP_SHARE_MIN:g} and below 1, a whole number "
+            "of versions of the slowest fragment, or 0 for none"
+        )
     if c.sync.warm_share + c.sync.cool_share > 1:
         yield f"sync.warm_share + sync.cool_share = {c.sync.warm_share + c.sync.cool_share:g}: more than the whole run"
     if not c.run.name or any(ch not in _NAME for ch in c.run.name) or len(c.run.name) > 64:
@@ -331,6 +340,7 @@ def _problems(c: Config) -> Iterable[str]:
 
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _MANY = 10**18
+KEEP_SHARE_MIN = 0.001  # of the budget, from one kept version to the next
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("run.learners", 1, 4096),
     ("run.tokens", 0, _MANY),
@@ -369,6 +379,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("store.deltas_kept", 0, 1000),
     ("store.segment_bytes", 1 << 16, 1 << 30),
     ("store.checkpoint_every", 1, 1000),
+    ("store.keep_every", 0, 10**9),
     ("learner.lr", 1e-9, 10),
     ("learner.weight_decay", 0, 10),
     ("learner.step_s", 0, 3600),

@@ -372,7 +372,7 @@ def test_i3_going_back_after_damage_takes_the_values_before_it():
     assert audited([*tape, back]).violations == []
     assert "digest" in only_line(audited([*tape, replace(back, digest=b"0.2")]))
     assert "digest" in only_line(audited([*tape, replace(back, state=b"state 0.2")]))
-    assert "goes back to 2" in only_line(audited([*tape, replace(back, to=2)]))
+    assert "goes back to 3" in only_line(audited([*tape, replace(back, to=3)]))
     assert "epoch" in only_line(audited([*tape, replace(back, epoch=2)]))
     assert "parent" in only_line(audited([*tape, replace(back, parent=b"0.1")]))
     assert "version 4 after 2" in only_line(audited([*tape, replace(back, version=4)]))

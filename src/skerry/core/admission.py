@@ -15,11 +15,12 @@ from skerry.core.vocabulary import Flaw, Refusal
 
 
 def verdict(
-    c: Contribution, flaw: Flaw | None, settled: Settled, held: Contribution | None, version: int
+    c: Contribution, flaw: Flaw | None, settled: Settled, held: Contribution | None, version: int, since: int = 0
 ) -> tuple[Refusal | None, bool]:
     """Why it is refused (None if it is not), and whether it shows that the learner must fast-forward.
 
-    `flaw` is what is wrong with its values, `held` the contribution of the same learner that lies here already.
+    `flaw` is what is wrong with its values, `held` the contribution of the same learner that lies here already, `since`
+    the version that the last rollback made: what was learned on an earlier one is part of what was rolled back.
     """
     if c.seq <= settled.seq or (held is not None and (held.life, held.seq) == (c.life, c.seq)):
         return "duplicate", False
@@ -33,6 +34,8 @@ def verdict(
         return "no work", True
     if not 0 <= c.base_version <= version:
         return "unknown base", True
+    if c.base_version < since:
+        return "rolled back", True
     if held is not None:
         return "one is held", False
     return None, False

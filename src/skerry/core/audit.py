@@ -10,9 +10,10 @@ wrong. A violation is one line: the invariant, the fact, and the values that dis
     I3   versions and parents form one line; weights, order and settings of a merge are what the run's say
     I5   a fold is the state after everything before it
     I11  a merge has its quorum, and the quorum is the configured one
-    I12  a contribution's base is a version there was
+    I12  a contribution's base is a version there was, and not one that was rolled back
     I13  epochs and lives rise by one; only the current epoch commits; only lives that began have work
     I15  the state comes from the run's creation, which happens once
+    I18  a kept version is made of checkpoints; a rollback takes every fragment to one, or none
     clock, phase: time, progress and phases never go back
 """
 
@@ -36,10 +37,13 @@ from skerry.core.facts import (
     EpochStarted,
     Fact,
     Injected,
+    Kept,
     LifeStarted,
     Paused,
     PhaseChanged,
+    Pruned,
     Restored,
+    RolledBack,
     Row,
     RunCreated,
     Sampled,
@@ -54,7 +58,7 @@ from skerry.core.vocabulary import PHASES
 CLOCK_SLACK_S = 1e-6  # `now - (now - elapsed)` is not quite `elapsed`
 FOLDED = (
     "created", "fragments", "epoch", "lives", "phase", "before_close", "elapsed_s",
-    "merges", "merges_alone", "contributors", "ready",
+    "merges", "merges_alone", "contributors", "ready", "kept", "last_kept", "first_segment",
 )  # fmt: skip
 
 
@@ -204,6 +208,13 @@ class Audit:
                 self._checkpointed(state, fact)
             case SteppedBack():
                 self._stepped_back(state, fact)
+            case Kept():
+                self._open(state, fact.elapsed_s)
+                self._kept(state, fact)
+            case RolledBack():
+                self._rolled_back(state, fact)
+            case Pruned():
+                self._pruned(state, fact)
             case Discarded():
                 self._open(state, fact.elapsed_s)
                 self._demand(bool(fact.rows), "I2", "nothing is discarded")
@@ -270,6 +281,37 @@ class Audit:
                 is_new, "I5", "version {}, the last checkpoint is {}, the newest {}", fact.version, last, newest
             )
 
+    # ------------------------------------------------------------------------------------------ kept versions
+
+    def _kept(self, state: RunState, fact: Kept) -> None:
+        number = 1 + (state.last_kept.number if state.last_kept else 0)
+        self._demand(fact.number == number, "I18", "number {} where {} is next", fact.number, number)
+        self._demand(0 <= fact.progress <= 1, "clock", "progress {}", fact.progress)
+        counts = {len(fact.versions), len(fact.files), len(state.fragments)}
+        if not self._demand(len(counts) == 1, "I18", "versions, files and fragments number {}", counts):
+            return
+        for p, (at, *named) in enumerate(zip(state.fragments, fact.versions, fact.files, strict=True)):
+            is_there = named in [[c.version, c.file] for c in at.checkpoints]
+            self._demand(is_there, "I18", "fragment {}: version {} in {} is no checkpoint", p, *named)
+
+    def _rolled_back(self, state: RunState, fact: RolledBack) -> None:
+        """Every fragment has the state of the kept version, in a version that this epoch made."""
+        self._demand(state.phase in ("created", "training"), "phase", "in phase {}", state.phase)
+        self._demand(0 < fact.epoch == state.epoch, "I13", "epoch {}, current is {}", fact.epoch, state.epoch)
+        version = state.kept_version(fact.number)
+        if version is None:
+            self._demand(False, "I18", "version {} is not kept", fact.number)
+            return
+        for p, (at, checkpoint) in enumerate(zip(state.fragments, version.checkpoints, strict=True)):
+            is_it = at.state == checkpoint.state and at.version > checkpoint.version
+            what = "fragment {}: version {} is not version {} of kept version {}"
+            self._demand(is_it, "I18", what, p, at.version, checkpoint.version, fact.number)
+
+    def _pruned(self, state: RunState, fact: Pruned) -> None:
+        first, known = state.first_segment, {version.number for version in state.kept}
+        self._demand(fact.segment >= first, "I5", "begins with segment {}, began with {}", fact.segment, first)
+        self._demand(known.issuperset(fact.kept), "I18", "removes {}, kept are {}", fact.kept, sorted(known))
+
     # ------------------------------------------------------------------------------------------ commits
 
     def _entered(self, entry: Entry) -> None:
@@ -291,7 +333,7 @@ class Audit:
         if not self.violations:
             self._rows(state, d.rows)
             merged = [row for row in d.rows if row.fate == MERGED]
-            self._merged(d, merged)
+            self._merged(d, merged, at.since)
             self._quorum(state, d, len(merged))
             warmth = self._warmth(state, self._merges.get(d.fragment, 0))
             since = HowFar(max(progress, self._at_epoch.progress), max(warmth, self._at_epoch.steps))
@@ -310,13 +352,13 @@ class Audit:
 
     def _stepped_back(self, state: RunState, fact: SteppedBack) -> None:
         if self._next_version(state, fact):
-            is_back = 0 <= fact.to < fact.version - 1
+            is_back = 0 <= fact.to < fact.version
             self._demand(is_back, "I3", "goes back to {} from {}", fact.to, fact.version - 1)
             said = (fact.digest, fact.state)
             its = self._digests.get((fact.fragment, fact.to), said)
             self._demand(said == its, "I3", "digests {}, version {} has {}", said, fact.to, its)
 
-    def _merged(self, d: Decision, merged: Sequence[Row]) -> None:
+    def _merged(self, d: Decision, merged: Sequence[Row], since: int) -> None:
         """In learner-id order, each with its own weight, codec and base; what is given up is only what lies before."""
         learners, order = [row.learner for row in merged], [row.learner for row in d.rows]
         is_ordered = learners == sorted(set(learners)) and order == sorted(order)
@@ -333,7 +375,7 @@ class Audit:
             due = expected.weight(row.tokens, row.steps)
             self._demand(0 < weight == due, "I3", "{} weighs {}, not {}", name, weight, due)
             self._demand(codec in codecs, "I3", "{} came in {}, not in {}", name, codec, sorted(codecs))
-            self._demand(0 <= base < d.version, "I12", "{} is relative to version {}", name, base)
+            self._demand(since <= base < d.version, "I12", "{} is relative to version {}", name, base)
 
     def _quorum(self, state: RunState, d: Decision, merged: int) -> None:
         """What is left at the end is merged by however few have it."""
@@ -433,5 +475,7 @@ def _name(fact: Fact | RunState | None) -> str:
             return f"EpochStarted {fact.epoch}"
         case PhaseChanged():
             return f"PhaseChanged {fact.phase}"
+        case Kept() | RolledBack():
+            return f"{type(fact).__name__} {fact.number}"
         case _:
             return type(fact).__name__

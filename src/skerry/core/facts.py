@@ -188,6 +188,30 @@ class SteppedBack(Struct, frozen=True, tag=True):
     theta: bytes  # sha256 of the published values
 
 
+class Kept(Struct, frozen=True, tag=True):
+    """The whole model as of about now is kept for good: checkpoints that are not collected, one of each fragment."""
+
+    number: int  # what a person calls it by; 0 is the start, which is always kept
+    versions: tuple[int, ...]  # by fragment
+    files: tuple[str, ...]
+    progress: float  # of the run when it was due
+    elapsed_s: float
+
+
+class RolledBack(Struct, frozen=True, tag=True):
+    """In this commit every fragment stepped back to a kept version; work on any version before it is given up."""
+
+    epoch: int
+    number: int  # of the kept version
+
+
+class Pruned(Struct, frozen=True, tag=True):
+    """On purpose: the tape before `segment`, the contributions recorded there, and kept versions are removed."""
+
+    segment: int  # with which the tape begins from now on
+    kept: tuple[int, ...]  # numbers of the versions that are kept no longer
+
+
 class Discarded(Struct, frozen=True, tag=True):
     """Work that will never be merged, with its reason, outside any commit."""
 
@@ -275,6 +299,9 @@ Fact = (
     | Committed
     | Checkpointed
     | SteppedBack
+    | Kept
+    | RolledBack
+    | Pruned
     | Discarded
     | Paused
     | PhaseChanged

@@ -13,6 +13,10 @@ takes its place. It ends with the link it came on: after an outage all orders wo
 loop, and when the run wants no further step, because the last work is asked for losslessly. Whoever has no order waits
 to be asked by a pull, as everyone does for the last work.
 
+A rollback: the welcome says from which version on each fragment counts. A learner that stands on an earlier one has learned
+from what was rolled back, so all of its drift is given up, with its optimizer's state, at the boundary where it has
+adopted such a version of every fragment. Until then it contributes nothing.
+
 The way out: once the training loop has closed, every event is followed by a look at whether the process may end. The
 last report says "left", `Leave` says why, and after that the machine does nothing any more.
 """
@@ -77,6 +81,12 @@ class Position:
     order: int = 0  # unsettled steps at which it contributes unasked; 0: when it is asked
     snapshot_at: int | None = None  # the step from which on the node takes a snapshot; None: it does not
     want_full: bool = False
+    since: int = 0  # the version that the last rollback made
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """It stands on what is no longer part of the run."""
+        return FULL < self.base_version < self.since
 
 
 class Traffic(NamedTuple):
@@ -123,6 +133,7 @@ class LearnerMachine:
         self._round_steps = 0
         self._lossless = False
         self._fast_forwarding = False
+        self._is_to_forget = False  # all of its drift, once no fragment stands on what was rolled back
         self._has_news = False
         self._done_at: float | None = None
         self._closing_at: float | None = None
@@ -175,6 +186,7 @@ class LearnerMachine:
                 self._close(event, now)
             case Ticked():
                 pass
+        self._forget()
         for p, position in enumerate(self.positions):
             self._take_snapshot(p, position)
         way = None if self._actions else self._way_out(now)  # the outcome of an order comes before it may go
@@ -250,7 +262,7 @@ class LearnerMachine:
     def _contribute(self, p: int, base_version: int) -> None:
         position = self.positions[p]
         position.is_asked = False
-        if position.outstanding is not None or self.step_count <= position.mark_step or self._fast_forwarding:
+        if position.outstanding is not None or self.step_count <= position.mark_step or self._is_giving_up:
             return
         self._seq += 1
         position.outstanding = Contribute(
@@ -274,6 +286,18 @@ class LearnerMachine:
             position.outstanding = None
         self._do(FastForward(reason, detail, reset_optimizer))
 
+    @property
+    def _is_giving_up(self) -> bool:
+        """Whatever its drift is, it is of no use."""
+        return self._fast_forwarding or self._is_to_forget
+
+    def _forget(self) -> None:
+        """After a rollback, once; a fast-forward under way may have come too early for the last version, so it ends."""
+        is_ready = not self._fast_forwarding and not any(position.is_rolled_back for position in self.positions)
+        if self._is_to_forget and is_ready:
+            self._is_to_forget = False
+            self._fast_forward("rolled back", reset_optimizer=True)
+
     def _take_snapshot(self, p: int, position: Position) -> None:
         """Let the node know at which boundary to take a snapshot, if that is not what it knows."""
         at = self._snapshot_at(position)
@@ -287,7 +311,7 @@ class LearnerMachine:
             return None
         if position.is_asked:
             return 0
-        if not position.order or not self._obeys_orders or self._fast_forwarding:
+        if not position.order or not self._obeys_orders or self._is_giving_up:
             return None
         return position.mark_step + position.order
 
@@ -320,6 +344,9 @@ class LearnerMachine:
         self.life, self.epoch = message.life, max(self.epoch, message.epoch)
         self.linked = True
         self.progress = max(self.progress, message.progress)
+        for position, since in zip(self.positions, message.since, strict=False):  # none of a syncer that knows of none
+            position.since = since
+        self._is_to_forget |= any(position.is_rolled_back for position in self.positions)
         self._reported_at = float("-inf")
 
     def _obey(self, message: Pull | Publication | Rejected | Stop | Done, now: float) -> None:
@@ -333,7 +360,7 @@ class LearnerMachine:
             case Rejected():
                 outstanding = self.positions[message.fragment].outstanding
                 if message.harmful and outstanding is not None and outstanding.seq == message.seq:
-                    self._fast_forward("refused", message.reason)
+                    self._fast_forward("refused", message.reason, reset_optimizer=message.reason == "rolled back")
             case Stop():
                 self.is_stop_asked = True
                 self.state = "stopped" if self.state == "leaving" else self.state
@@ -343,6 +370,8 @@ class LearnerMachine:
     def _pull(self, message: Pull) -> None:
         position = self.positions[message.fragment]
         self._lossless = message.lossless
+        if self._is_to_forget:
+            return  # it is asked again
         if position.outstanding is not None:
             if position.outstanding.seq > message.settled_seq:
                 self._do(Resend(message.fragment))
@@ -359,7 +388,7 @@ class LearnerMachine:
         settled = position.outstanding is not None and position.outstanding.seq <= message.settled_seq
         behind = message.version - position.base_version
         is_stale = behind > self.config.sync.stale_versions_max
-        if self._fast_forwarding:
+        if self._is_giving_up:
             pass  # all of it is given up at the next boundary
         elif is_stale and position.base_version > FULL:
             self._fast_forward("stale", f"{behind} versions behind")

@@ -117,6 +117,7 @@ class Welcome(Struct, frozen=True, tag=True):
     prior_steps: int  # produced in earlier lives of this learner
     prior_tokens: int
     progress: float
+    since: tuple[int, ...] = ()  # by fragment, the version that the last rollback made; nothing before it counts
 
 
 class Answer(Struct, frozen=True, tag=True):

@@ -143,6 +143,18 @@ def pace_s(step_s: Sequence[float], quorum: int) -> float | None:
     return min(quorum / sum(1 / each for each in fastest), 2 * fastest[0])
 
 
+def is_keeping_due(every: float, state: RunState) -> bool:
+    """Whether a version of the whole model is to be kept now, by `store.keep_every`.
+
+    At each such share of the budget, or at each so many versions of the slowest fragment; however many of those have
+    gone by since the last one, one is kept.
+    """
+    last = state.last_kept or state.start
+    if every >= 1:
+        return min(at.version for at in state.fragments) // every > min(last.versions) // every
+    return every > 0 and int(state.progress / every) > int(last.progress / every)
+
+
 class Pacer:
     """An allowance of openings: grows by P/H per step that H counts, at most 2 max(1, P/H)."""
 

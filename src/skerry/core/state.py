@@ -21,11 +21,14 @@ from skerry.core.facts import (
     EpochStarted,
     Fact,
     Injected,
+    Kept,
     LifeStarted,
     Paused,
     PhaseChanged,
+    Pruned,
     Restored,
     Result,
+    RolledBack,
     RunCreated,
     Sampled,
     SteppedBack,
@@ -71,6 +74,20 @@ class FragmentState(Struct):
     redo: list[Redo]  # every merge since the first of them
     sync_every: int = 0  # H that was asked for when this version was merged; 0 for genesis
     merged_in: dict[str, int] = field(default_factory=dict)  # learner -> the version its work was last merged into
+    since: int = 0  # the version that a rollback made: work on an earlier one is given up
+
+
+class KeptVersion(Struct, frozen=True):
+    """A version of the whole model that is kept for good."""
+
+    number: int
+    checkpoints: tuple[Checkpoint, ...]  # by fragment
+    progress: float
+    elapsed_s: float
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return tuple(checkpoint.version for checkpoint in self.checkpoints)
 
 
 class LifeState(Struct):
@@ -97,11 +114,25 @@ class RunState(Struct, tag="Fold"):
     merges_alone: int = 0  # with a single contributor
     contributors: int = 0  # summed over merges
     ready: int = 0  # summed over merges
+    kept: list[KeptVersion] = field(default_factory=list)  # without the start, which needs no mention
+    last_kept: KeptVersion | None = None  # the newest there was, were it removed since: when the next is due goes by it
+    first_segment: int = 1  # of the tape; those before it were removed on purpose
 
     @property
     def files(self) -> set[str]:
         """Every file that must not be collected."""
-        return {c.file for f in self.fragments for c in f.checkpoints} | set(self.created.files)
+        kept = {c.file for version in self.kept for c in version.checkpoints}
+        return {c.file for f in self.fragments for c in f.checkpoints} | kept | set(self.created.files)
+
+    @property
+    def start(self) -> KeptVersion:
+        """Version 0 of every fragment, as a kept version."""
+        about = zip(self.created.files, self.created.states, self.created.thetas, strict=True)
+        return KeptVersion(0, tuple(Checkpoint(0, *each) for each in about), 0.0, 0.0)
+
+    def kept_version(self, number: int) -> KeptVersion | None:
+        """By the number that people call it; None if it is not kept."""
+        return next((version for version in [self.start, *self.kept] if version.number == number), None)
 
     @property
     def journal(self) -> set[int]:
@@ -121,6 +152,14 @@ class RunState(Struct, tag="Fold"):
             case SteppedBack():
                 self._next_version(fact, fact.digest, fact.state)
                 self._begin_again(fact)
+            case Kept():
+                self._keep(fact)
+            case RolledBack():
+                for at in self.fragments:
+                    at.since = at.version
+            case Pruned():
+                self.first_segment = fact.segment
+                self.kept = [version for version in self.kept if version.number not in fact.kept]
             case Discarded():
                 for seen in fact.seen:
                     self.ledger.see(seen)
@@ -184,6 +223,13 @@ class RunState(Struct, tag="Fold"):
             pinned = list(self.before_close)
             pinned[fact.fragment] = fact.version
             self.before_close = tuple(pinned)
+
+    def _keep(self, fact: Kept) -> None:
+        about = zip(self.fragments, fact.versions, fact.files, strict=True)
+        found = [next(c for c in at.checkpoints if (c.version, c.file) == (v, file)) for at, v, file in about]
+        self.last_kept = KeptVersion(fact.number, tuple(found), fact.progress, fact.elapsed_s)
+        self.kept.append(self.last_kept)
+        self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
 
     def _forget(self, p: int) -> None:
         """Checkpoints and merges that nobody needs any more."""

@@ -80,6 +80,7 @@ from skerry.core.facts import (
     Checkpointed,
     Committed,
     Discarded,
+    Kept,
     LifeStarted,
     Paused,
     PhaseChanged,
@@ -99,7 +100,7 @@ from skerry.core.quorum import quorum_size
 from skerry.core.roster import Roster
 from skerry.core.rounds import Rounds
 from skerry.core.samples import Samples
-from skerry.core.schedule import spent_at, stage_of, sync_every_in
+from skerry.core.schedule import is_keeping_due, spent_at, stage_of, sync_every_in
 from skerry.core.state import RunState
 from skerry.core.vocabulary import Ending, Fate, Refusal, Sight, Stage
 
@@ -122,6 +123,8 @@ class SyncerMachine:
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
         self.checkpointing: set[int] = set()  # fragments whose checkpoint is being written
+        self._keeping: tuple[int, ...] = ()  # the least versions of which a version to keep is made; none: none is due
+        self._kept_at = 0.0  # progress when that was due
         self._ending: Ending | None = None  # why this process is to end, once everything has its checkpoint
         self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the tape says
         self._actions: list[SyncerAction] = []
@@ -277,6 +280,7 @@ class SyncerMachine:
                 prior_steps=sum(a.step for a in before),
                 prior_tokens=sum(a.tokens for a in before),
                 progress=self.progress,
+                since=tuple(at.since for at in self.state.fragments),
             ),
         )
 
@@ -341,8 +345,8 @@ class SyncerMachine:
             self._send(member, Rejected(self.state.epoch, c.life, c.fragment, c.seq, reason, harmful))
 
     def _verdict(self, event: Arrived, c: Contribution) -> tuple[Refusal | None, bool]:
-        held, version = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment].version
-        return admission.verdict(c, event.flaw, self._settled(c), held, version)
+        held, at = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment]
+        return admission.verdict(c, event.flaw, self._settled(c), held, at.version, at.since)
 
     def _begin_training(self) -> None:
         """A step was taken, as a report says or a contribution that overtook it."""
@@ -415,11 +419,40 @@ class SyncerMachine:
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def _checkpoint_one(self) -> None:
-        """The fragment that is longest due, unless another is being written: they are to disturb nobody."""
-        overdue = {p: self._overdue(p) for p in range(len(self.held))} if not self.checkpointing else {}
-        worst = max(overdue, key=lambda p: overdue[p], default=0)
-        if overdue.get(worst, -1) >= 0:
+        """The fragment that is longest due, unless another is being written: they are to disturb nobody.
+
+        A version that is to be kept goes before, so that its fragments are not far apart.
+        """
+        lacking = self._keep()
+        if self.checkpointing:
+            return
+        if lacking:
+            self._checkpoint(lacking[0])
+            return
+        overdue = {p: self._overdue(p) for p in range(len(self.held))}
+        worst = max(overdue, key=lambda p: overdue[p])
+        if overdue[worst] >= 0:
             self._checkpoint(worst)
+
+    def _keep(self) -> list[int]:
+        """The fragments that still lack a checkpoint for the version that is to be kept; once there are none, it is.
+
+        It is made of the newest checkpoints, none of an earlier version than when it was due. So it needs no memory: if
+        this process ends, the next begins it again, and finds done what is done.
+        """
+        state = self.state
+        if self.closing is not None or not (self._keeping or is_keeping_due(self.config.store.keep_every, state)):
+            return []
+        if not self._keeping:
+            self._keeping, self._kept_at = tuple(at.version for at in state.fragments), self.progress
+        newest = [at.checkpoints[-1] for at in state.fragments]
+        lacking = [p for p, (c, least) in enumerate(zip(newest, self._keeping, strict=True)) if c.version < least]
+        if not lacking:
+            self._keeping = ()
+            number = 1 + (state.last_kept.number if state.last_kept else 0)
+            versions, files = tuple(c.version for c in newest), tuple(c.file for c in newest)
+            self._record(Kept(number, versions, files, self._kept_at, self.elapsed_s))
+        return lacking
 
     def _overdue(self, p: int) -> int:
         """By how many versions; the first of each fragment come staggered, so that they take turns later too."""
@@ -637,7 +670,8 @@ class SyncerMachine:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _record(
-        self, fact: Committed | Checkpointed | LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled
+        self,
+        fact: Committed | Checkpointed | Kept | LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled,
     ) -> None:
         self.state.apply(fact)
         match fact:

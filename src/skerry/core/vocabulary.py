@@ -42,6 +42,7 @@ Refusal = Literal[
     "tokens without steps",
     "no work",
     "unknown base",
+    "rolled back",
     "one is held",
     "full",
     "old life",
@@ -54,7 +55,7 @@ Dismissal = Literal["unfit", "closed", "taken over", "ahead"]
 is ahead of the other: the learner has seen what the syncer's tape does not hold, or either speaks a newer protocol.
 Only the last is not for good, which builds of every version know."""
 
-GivenUp = Literal["stale", "settled but not at hand", "not finite", "refused"]
+GivenUp = Literal["stale", "settled but not at hand", "not finite", "refused", "rolled back"]
 """Why a learner gave its drift up and went on from the published model."""
 
 WayOut = Literal[

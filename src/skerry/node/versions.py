@@ -47,6 +47,13 @@ def load(
     raise first or FileDamaged(f"fragment {fragment.index}: version {wanted} is not kept any more")
 
 
+def whole(store: Store, fragment: Fragment, checkpoint: Checkpoint, algebra: Algebra = FLOAT32) -> Values:
+    """What a checkpoint's file holds, checked."""
+    values = algebra.load(store.get(checkpoint.file), fragment)
+    _check(algebra.state_digest(values) == checkpoint.state, fragment, checkpoint.version)
+    return values
+
+
 def last_reachable(store: Store, fragment: Fragment, at: FragmentState, algebra: Algebra = FLOAT32) -> int | None:
     """The newest version that can be had; None if there is none."""
     for version in range(at.version, at.checkpoints[0].version - 1, -1):
@@ -61,8 +68,7 @@ def last_reachable(store: Store, fragment: Fragment, at: FragmentState, algebra:
 def _redone(
     store: Store, fragment: Fragment, at: FragmentState, algebra: Algebra, checkpoint: Checkpoint, wanted: int
 ) -> Values:
-    values = algebra.load(store.get(checkpoint.file), fragment)
-    _check(algebra.state_digest(values) == checkpoint.state, fragment, checkpoint.version)
+    values = whole(store, fragment, checkpoint, algebra)
     for redo in at.redo:
         if checkpoint.version < redo.version <= wanted:
             merged = algebra.advance(redo, fragment, values, store.entry(Place(*redo.entry)))

@@ -1,7 +1,7 @@
 """A run's model out of its directory: named, hashed, and loadable without Skerry.
 
-A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`), and goes to its
-places in the file. So the header is written here and not by the library of safetensors, which wants the whole model at
+A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`), that of a kept
+version is a checkpoint by itself, and it goes to its places in the file. So the header is written here and not by the library of safetensors, which wants the whole model at
 once; the bytes are the same (tested).
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
-from skerry.core.state import RunState
+from skerry.core.state import KeptVersion, RunState
 from skerry.node import versions
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import METADATA
@@ -32,13 +32,13 @@ def read_model(store: Store, state: RunState, before_close: bool = False) -> dic
     return arrays
 
 
-def write_model(store: Store, state: RunState, path: Path) -> str:
-    """Write the master as one file, whole or not at all; its sha256 in hex."""
-    head, places = _header(state, {})
+def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | None = None) -> str:
+    """Write the master, the newest or a kept one, as one file, whole or not at all; its sha256 in hex."""
+    head, places = _header(state, {} if kept is None else {"versions": list(kept.versions), "kept": kept.number})
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w+b") as file:
         file.write(head)
-        for fragment, master in _masters(store, state):
+        for fragment, master in _masters(store, state, kept=kept):
             for slot in fragment.slots:
                 file.seek(len(head) + places[slot.name] + 4 * slot.start)
                 file.write(master[slot.offset : slot.offset + slot.size].data)
@@ -54,11 +54,16 @@ def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] |
     return b"".join([head, *(np.asarray(arrays[name], order="C").tobytes() for name in places)])
 
 
-def _masters(store: Store, state: RunState, wanted: tuple[int, ...] = ()) -> Iterator[tuple[Fragment, F32]]:
-    """The master of each fragment's newest version, or of the wanted ones, one after the other."""
+def _masters(
+    store: Store, state: RunState, wanted: tuple[int, ...] = (), kept: KeptVersion | None = None
+) -> Iterator[tuple[Fragment, F32]]:
+    """The master of each fragment's newest version, of the wanted ones or of a kept version, one after the other."""
     wanted = wanted or tuple(at.version for at in state.fragments)
     for fragment, at, version in zip(fragments_of(state.created), state.fragments, wanted, strict=True):
-        values = versions.load(store, fragment, at, version=version)
+        if kept is not None:
+            values = versions.whole(store, fragment, kept.checkpoints[fragment.index])
+        else:
+            values = versions.load(store, fragment, at, version=version)
         yield fragment, values.theta + values.error
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.core.facts import Checkpointed, Paused
+from skerry.core.facts import Checkpointed, Paused, Pruned, RolledBack
 from skerry.core.state import decode_fact, state_of
 from skerry.errors import StoreError
 from skerry.node import telemetry
@@ -62,9 +62,10 @@ def holders_of(root: Path) -> tuple[Holder | None, Holder | None]:
 
 
 def _is_paused(records: Sequence[bytes]) -> bool:
-    """Whether its operator ended it: behind that only checkpoints are written."""
+    """Whether its operator ended it, or did something to it since: behind that word only checkpoints are written."""
     facts = (decode_fact(record) for record in reversed(records))
-    return isinstance(next(fact for fact in facts if not isinstance(fact, Checkpointed)), Paused)
+    last = next(fact for fact in facts if not isinstance(fact, Checkpointed))
+    return isinstance(last, Paused | RolledBack | Pruned)
 
 
 def _about(serving: Serving, syncer: Holder | None, supervisor: Holder | None, at: float) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class LearnerProcess:
             gained = self.world.gain()
             done.append(done[-1] + gained)
             self.values[p] = self.values[p] + gained
+        self.world.oracle.stepped(self)
 
     def boundary(self, step_s: float = 0.0) -> None:
         """Of a step that took so long, or of none."""

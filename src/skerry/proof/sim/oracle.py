@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from skerry.core.audit import Audit
-from skerry.core.facts import Checkpointed, Committed, Decision, Discarded, Fact, LifeStarted, Result, Row
+from skerry.core.facts import (
+    Checkpointed,
+    Committed,
+    Decision,
+    Discarded,
+    Fact,
+    Kept,
+    LifeStarted,
+    Result,
+    RolledBack,
+    Row,
+    SteppedBack,
+)
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Done, Message, Publication, Welcome
 from skerry.core.state import RunState, decode_fact
@@ -50,6 +62,9 @@ class Oracle:
         self.versions: list[int] = []  # newest durable version by fragment
         self.published: dict[tuple[int, int], bytes] = {}  # (fragment, version) -> digest
         self.masters: list[int] = []
+        self.masters_of: dict[tuple[int, int], int] = {}  # (fragment, version) -> the master there was
+        self.since: list[int] = []  # by fragment, the version that the last rollback made
+        self.forsaken: dict[tuple[str, int], int] = {}  # life -> the last step it took on what was rolled back
         self.seen: list[int] = []  # newest version any learner ever saw, by fragment
         self.lives: dict[tuple[str, int], LearnerProcess] = {}
         self.newest: dict[str, int] = {}  # life on the tape
@@ -91,6 +106,17 @@ class Oracle:
                 self.saw.update({f"discarded: {row.fate}": 1 for row in fact.rows})
             case Checkpointed():
                 self._checkpointed(store, fact.fragment)
+            case Kept():
+                self._check_kept(store)
+                self.saw["version kept"] += 1
+            case SteppedBack():
+                self._step_back(store, fact)
+            case RolledBack():
+                self.since = list(self.versions)
+                self.saw["rolled back"] += 1
+                self.saw["rolled back to the start"] += fact.number == 0
+                for process in self.lives.values():
+                    self.stepped(process)
             case LifeStarted():
                 self.newest[fact.learner] = fact.life
                 self.saw["rejoined in a new life"] += fact.life > 1
@@ -110,6 +136,7 @@ class Oracle:
             need(values.theta + values.error == self.masters[p], "I1 exactly once", f"{p}.{version} {merged}")
         self.versions[p] = version
         self.published[p, version] = result.digest
+        self.masters_of[p, version] = self.masters[p]
         is_round = decision.reason not in ("everyone is leaving", "the last work")
         self.saw["merge at bare quorum"] += is_round and len(merged) == decision.quorum < decision.ready
         self.saw["merge of all"] += len(merged) == decision.ready
@@ -129,6 +156,30 @@ class Oracle:
                 need(False, "I5 atomic", error)
         self.saw["checkpoint"] += 1
 
+    def _step_back(self, store: Store, fact: SteppedBack) -> None:
+        p, version = fact.fragment, fact.version
+        need(version == self.versions[p] + 1, "I3 one line of versions", (version, self.versions[p]))
+        self.versions[p] = version
+        self.published[p, version] = fact.digest
+        self.masters[p] = self.masters_of[p, version] = self.masters_of.get((p, fact.to), 0)
+        assert self.audit.state is not None
+        values = versions.load(store, self.world.fragments[p], self.audit.state.fragments[p], self.world.algebra)
+        if self.world.is_exact:
+            need(values.theta + values.error == self.masters[p], "I18 kept versions", f"{p}.{version} is not {fact.to}")
+
+    def _check_kept(self, store: Store) -> None:
+        """Every kept version can be had, and is what it was."""
+        assert self.audit.state is not None
+        for version in [self.audit.state.start, *self.audit.state.kept]:
+            for fragment, checkpoint in zip(self.world.fragments, version.checkpoints, strict=True):
+                try:
+                    values = versions.whole(store, fragment, checkpoint, self.world.algebra)
+                except FileDamaged as error:
+                    need(False, "I18 kept versions", error)
+                if self.world.is_exact:
+                    master = self.masters_of.get((fragment.index, checkpoint.version), 0)
+                    need(values.theta + values.error == master, "I18 kept versions", (version.number, fragment.index))
+
     def _book(self, rows: tuple[Row, ...]) -> None:
         for row in rows:
             key = (row.learner, row.life, row.fragment)
@@ -142,6 +193,8 @@ class Oracle:
                 need(process.is_dead, "L1", f"a learner that was there all the time was not waited for: {row}")
             self.booked[key] = (row.to_step, row.to_tokens)
             if row.fate == MERGED:
+                is_new = row.from_step >= self.forsaken.get(key[:2], 0)
+                need(is_new, "I18 kept versions", f"merged, and learned from what was rolled back: {row}")
                 self.merged_to[key] = row.to_step
                 self.merged_seq[key] = row.seq
 
@@ -191,7 +244,8 @@ class Oracle:
         """A new syncer process serves the run: it knows all that was promised, and nothing else."""
         state, told = syncer.node.machine.state, self.audit.state
         assert told is not None
-        for name in ("fragments", "lives", "epoch", "phase", "merges"):
+        self._check_kept(syncer.store)
+        for name in ("fragments", "lives", "epoch", "phase", "merges", "kept", "last_kept"):
             need(getattr(state, name) == getattr(told, name), "I5 atomic", f"{name} after a restart: {state}")
         need(state.ledger.merged == told.ledger.merged, "I5 atomic", f"{state.ledger.totals()}")
         for p, fragment in enumerate(syncer.node.machine.state.fragments):
@@ -245,8 +299,15 @@ class Oracle:
             work = (done[c.to_step] - done[c.from_step]) % SPOILED  # a NaN may have come after the snapshot
             need(said == self.world.algebra.encode(c.codec, work)[1], "no work lost or doubled", f"of other steps: {c}")
 
+    def stepped(self, process: LearnerProcess) -> None:
+        """It took a step, or is where it is: on versions that all count, or all of its work so far is for nothing."""
+        machine, applied = process.node.machine, process.node.applied
+        if machine is not None and any(on.version < self.since[p] for p, on in applied.items()):
+            self.forsaken[process.name, machine.life] = process.step_count
+
     def fast_forwarded(self, reason: GivenUp) -> None:
         self.saw["fast-forward: stale"] += reason == "stale"
+        self.saw["fast-forward: rolled back"] += reason == "rolled back"
         is_at_hand = reason != "settled but not at hand"
         need(is_at_hand, "no work lost or doubled", "settled, and its learner cannot take it out")
 

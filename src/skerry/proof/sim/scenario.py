@@ -44,6 +44,8 @@ TURNS_S = (0.0, 0.02, 0.1, 0.5)
 LATE_SHARE = 0.35  # of the seeds: merges and inspections take time, and overtake each other
 OLDER_SHARE = 1 / 3  # of worlds in which half of the learners are older
 NARROW_SHARE = 0.35  # of the seeds: the window has room for one fragment, and what is sent takes its time to leave
+KEPT_SHARE = 0.35  # of the seeds: versions are kept
+ROLLED_BACK_SHARE = 0.6  # of those: the operator goes back to one, or to the start
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
@@ -63,6 +65,7 @@ class Scenario:
     window_bytes: int = WINDOW_BYTES  # on their way to a learner; 1: a fragment at a time
     leave_s: float = 0.0  # how long a payload takes at most to leave, beyond what it takes to arrive
     work_s: float = 0.0  # what a merge or an inspection takes, on average; 0: it is carried out at once
+    rollback_s: float = 0.0  # when the operator begins to look for a kept version to go back to; 0: never
     older: frozenset[str] = frozenset()  # learners of a version that knows no orders: they wait for pulls
 
     @property
@@ -85,7 +88,8 @@ def draw(seed: int) -> Scenario:
     window_bytes, leave_s, streams = _narrow_window(seed)
     config = replace(config, wire=replace(config.wire, streams=streams))
     every = random.Random(f"checkpoints {seed}").choice([1, 2, 3, 5, 16])
-    config = replace(config, store=replace(config.store, checkpoint_every=every))
+    keep_every, rollback_s = _kept(seed)
+    config = replace(config, store=replace(config.store, checkpoint_every=every, keep_every=keep_every))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,
@@ -103,6 +107,7 @@ def draw(seed: int) -> Scenario:
         window_bytes=window_bytes,
         leave_s=leave_s,
         older=_some_older(names, seed),
+        rollback_s=rollback_s,
     )
 
 
@@ -112,6 +117,15 @@ def _late_work(seed: int) -> tuple[float, tuple[str, ...]]:
     if r.random() >= LATE_SHARE:
         return 0.0, ()
     return r.choice([0.03, 0.2, 0.6]), (INTERRUPT,) * r.choice([0, 2])
+
+
+def _kept(seed: int) -> tuple[float, float]:
+    """How often a version is kept, and when the run goes back to one; 0: never."""
+    r = random.Random(f"kept {seed}")
+    if r.random() >= KEPT_SHARE:
+        return 0.0, 0.0
+    every = r.choice([0.1, 0.25, 1.0, 3.0])
+    return every, r.uniform(1.0, 12.0) if r.random() < ROLLED_BACK_SHARE else 0.0
 
 
 def _narrow_window(seed: int) -> tuple[int, float, int]:

@@ -25,6 +25,7 @@ from skerry.proof.sim.faults import Faults
 from skerry.proof.sim.files import CrashFiles, Session
 from skerry.proof.sim.learner import LearnerProcess
 from skerry.proof.sim.network import SimLink
+from skerry.proof.sim.operator import roll_back, want_rollback
 from skerry.proof.sim.oracle import Oracle, need
 from skerry.proof.sim.scenario import Scenario, draw
 from skerry.proof.sim.syncer import ROOT, SyncerProcess
@@ -56,6 +57,7 @@ class World(Timeline):
         self.scenario = scenario or draw(seed)
         self.random = random.Random(f"world {seed}")
         self.turn_random = random.Random(f"turns {seed}")
+        self.operator_random = random.Random(f"operator {seed}")
         self.work_random = random.Random(f"work of {seed}")  # apart, so that known seeds keep their course
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
@@ -68,6 +70,7 @@ class World(Timeline):
         self.wall_ahead_s = 0.0
         self.disk = CrashFiles(seed)
         self.cuts_power = False  # whenever the syncer dies
+        self.is_to_roll_back = False  # before the next syncer starts
         self.oracle = Oracle(self)
         self.syncer: SyncerProcess | None = None
         self.processes: dict[str, LearnerProcess] = {}  # the newest by name
@@ -88,6 +91,7 @@ class World(Timeline):
         self.fragments = fragments_of(created)
         count = len(self.fragments)
         self.oracle.versions, self.oracle.seen, self.oracle.masters = [0] * count, [0] * count, [0] * count
+        self.oracle.since = [0] * count
         self.oracle.published = {(p, 0): digest for p, digest in enumerate(created.digests)}
         self._start_syncer()
         for name in self.scenario.learners:
@@ -108,6 +112,8 @@ class World(Timeline):
 
     def run(self) -> Counter[str]:
         """Faults and safety; healing and liveness; the end. What happened, counted."""
+        if self.scenario.rollback_s:
+            self.at(self.scenario.rollback_s, lambda: want_rollback(self))
         if self.faults.is_on:
             self.faults.begin()
             self.run_until(self.scenario.fault_s)
@@ -151,6 +157,9 @@ class World(Timeline):
 
     def _start_syncer(self) -> None:
         if self.syncer is None:
+            if self.is_to_roll_back:
+                self.is_to_roll_back = False
+                roll_back(self)
             self.syncer = SyncerProcess(self)
             self.syncer.start()
 
