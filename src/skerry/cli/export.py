@@ -12,31 +12,37 @@ from safetensors import SafetensorError
 from skerry import cli
 from skerry import config as configs
 from skerry.algo.fragments import decode_layout
-from skerry.core.state import RunState, state_of
+from skerry.core.state import KeptVersion, RunState, state_of
 from skerry.errors import FileDamaged, Refusal
 from skerry.run.export import write_model
 from skerry.run.replay import cut_off
+from skerry.run.rollback import kept_version
 from skerry.store.store import Store
 
 
 def run(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry export", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--out", type=Path, help="default: RUN_DIR/model.safetensors")
+    parser.add_argument(
+        "--version", type=cli.whole, metavar="N", help="a kept version (skerry rollback RUN_DIR lists them)"
+    )
+    parser.add_argument("--out", type=Path, help="default: RUN_DIR/model.safetensors, RUN_DIR/model-N.safetensors")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
-    out = options.out or options.run / "model.safetensors"
+    name = "model.safetensors" if options.version is None else f"model-{options.version}.safetensors"
+    out = options.out or options.run / name
     with Store.open(options.run, readonly=True) as store:
         if not store.records:
             raise Refusal(f"{options.run}: holds no run: check the path")
         state = state_of(store.records)
         warning = cut_off(store, state) or store.left_out
+        kept = None if options.version is None else kept_version(state, options.version)
         try:
-            digest = export(store, state, out)
+            digest = export(store, state, out, kept)
         except FileDamaged as error:
-            is_recorded = configs.decode(state.created.config).store.record == "full"
+            is_recorded = kept is None and configs.decode(state.created.config).store.record == "full"
             hint = f", or make it from the record: skerry replay {options.run} --out FILE" if is_recorded else ""
             raise Refusal(f"{error}{hint}") from None
     record = {
@@ -44,6 +50,7 @@ def run(words: Sequence[str]) -> int:
         "model_sha256": digest,
         "phase": state.phase,
         "merges": state.merges,
+        "version": options.version,
         "parameters": decode_layout(state.created.layout).param_count,
         "left_out": warning,
     }
@@ -52,18 +59,19 @@ def run(words: Sequence[str]) -> int:
     else:
         if warning:
             print(warning, file=sys.stderr)
-        print(f"{out}  ({record['parameters']:,} parameters after {state.merges} merges)\nsha256 {digest}")
+        when = f"after {state.merges} merges" if kept is None else f"of kept version {kept.number}"
+        print(f"{out}  ({record['parameters']:,} parameters {when})\nsha256 {digest}")
     return 0
 
 
-def export(store: Store, state: RunState, out: Path) -> str:
+def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = None) -> str:
     """`write_model`, with what the file system says against it in one line."""
     try:
         if out.is_dir():
             raise Refusal(f"--out {out}: is a folder; name a file in it")
         if not out.parent.is_dir():
             raise Refusal(f"--out {out}: {out.parent} is not a folder")
-        return write_model(store, state, out)
+        return write_model(store, state, out, kept)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             out.with_name(out.name + ".tmp").unlink()

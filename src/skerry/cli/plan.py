@@ -340,6 +340,7 @@ def _print_run(told: dict[str, Any]) -> None:
     table.add_row("memory, a learner's device, without activations", size(memory["learner_device"]), "")
     table.add_row("memory, the syncer", size(syncer["total"]), size(syncer["at_worst"]))
     table.add_row("disk, checkpoints", size(disk["files"]), "")
+    table.add_row("disk, kept versions by the end", size(disk["kept"]), "")
     table.add_row("disk, journal at most", size(disk["journal"]), "")
     table.add_row("disk, grows in an hour", size(disk["grows_per_hour"]), "")
     table.add_row("disk, written in an hour", size(disk["written_per_hour"]), "")

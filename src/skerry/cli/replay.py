@@ -57,7 +57,8 @@ def _check_out(out: Path) -> None:
 def _write(out: Path, report: Report) -> None:
     if not report.model:
         why = "it differs" if not report.identical else "this run kept no contributions: train with --record full"
-        raise Refusal(f"--out {out}: there is no recomputed model to write: {report.first_difference or why}")
+        first = report.first_difference or (report.begins if report.record == "full" else "")
+        raise Refusal(f"--out {out}: there is no recomputed model to write: {first or why}")
     try:
         with out.open("xb") as file:
             file.write(report.model)
@@ -88,6 +89,8 @@ def _record(report: Report, run_dir: Path) -> dict[str, Any]:
         "violated": report.violations,
         "first_difference": report.first_difference,
         "left_out": report.left_out,
+        "skipped": report.skipped,
+        "begins": report.begins,
         "model_sha256": report.model_sha256,
         "run_dir": str(run_dir),
     }
@@ -97,13 +100,14 @@ def _record(report: Report, run_dir: Path) -> dict[str, Any]:
 
 
 def _print(report: Report) -> None:
-    for line in [*report.violations, report.first_difference, report.left_out]:
+    for line in [*report.violations, report.first_difference, report.left_out, report.begins]:
         if line:
             print(line, file=sys.stderr)
     if not report.identical:
         print(f"not identical: {report.recomputed} of {report.merges} merges agreed up to there")
     elif report.record == "full":
-        print(f"identical: {report.merges} merges recomputed, {report.checks:,} checks\nsha256 {report.model_sha256}")
+        print(f"identical: {report.recomputed} merges recomputed, {report.checks:,} checks")
+        print(f"sha256 {report.model_sha256}" if report.model else "not every fragment could be recomputed")
     else:
         print(
             f"identical: choices, weights and versions of {report.merges} merges hold, {report.checks:,} checks; "

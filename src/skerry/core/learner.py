@@ -13,9 +13,9 @@ takes its place. It ends with the link it came on: after an outage all orders wo
 loop, and when the run wants no further step, because the last work is asked for losslessly. Whoever has no order waits
 to be asked by a pull, as everyone does for the last work.
 
-A rollback: the welcome says from which version on each fragment counts. A learner that stands on an earlier one has learned
-from what was rolled back, so all of its drift is given up, with its optimizer's state, at the boundary where it has
-adopted such a version of every fragment. Until then it contributes nothing.
+A rollback: the welcome says from which version on each fragment counts. A learner that stands on an earlier one has
+learned from what was rolled back, so all of its drift is given up, with its optimizer's state, at the boundary where it
+has adopted such a version of every fragment. Until then it contributes nothing.
 
 The way out: once the training loop has closed, every event is followed by a look at whether the process may end. The
 last report says "left", `Leave` says why, and after that the machine does nothing any more.

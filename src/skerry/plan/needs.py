@@ -19,10 +19,10 @@ t merges at a time, one for each of merge.threads or one for each fragment.
     held         n M up            at most wire.held_bytes_max and one fragment's contributions beyond
     working      t (16 f + down)   the merged delta, and the new three
 
-Disk (`store/`): a version of a fragment is a file of 12 bytes an element. Kept are the newest, the one before, genesis,
-and at the end the versions before the last merge: 48 N. Others lie there until every 32nd commit. The tape grows by one
-record a merge and one of measurements each five seconds, and is kept whole; with store.record = "full" so is every
-merged contribution.
+Disk (`store/`): a checkpoint of a fragment is a file of 12 bytes an element. There are the newest two, one that is being
+written or that the closing began with, genesis (4), and every kept version (store.keep_every), until it is pruned.
+Others lie there until every 32nd commit. The tape grows by one record a merge and one of measurements each five
+seconds, and with store.record = "full" every merged contribution stays, until they are pruned.
 """
 
 from __future__ import annotations
@@ -85,12 +85,15 @@ def disk(config: Config, sizes: Sequence[int], merges_per_h: float, contributors
     if config.store.record == "full":
         recorded = merges_per_h * contributors * sum(payload_bytes(config.wire.codec_up, s) for s in sizes) / len(sizes)
     every = config.store.checkpoint_every
+    by_versions = config.store.keep_every  # below 1 it is a share of the budget, and known for the whole run
+    kept = room.STATE_BYTES * merges_per_h * mean / by_versions if by_versions >= 1 else 0.0
     return {
-        **room.disk(sizes, every),
+        **room.disk(sizes, config.store),
         "tape_per_hour": tape,
         "recorded_per_hour": recorded,
-        "grows_per_hour": tape + recorded,
-        "written_per_hour": merges_per_h * (room.DELTA_BYTES + room.STATE_BYTES / every) * mean + tape + recorded,
+        "kept_per_hour": kept,
+        "grows_per_hour": tape + recorded + kept,
+        "written_per_hour": merges_per_h * (room.DELTA_BYTES + room.STATE_BYTES / every) * mean + tape + recorded + kept,
     }
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from skerry.algo.fragments import Fragment, decode_fragments, decode_layout
-from skerry.core.facts import Fact, RunCreated
+from skerry.core.facts import Fact, Pruned, RunCreated
 from skerry.core.state import RunState, decode_fact
-from skerry.errors import TapeDamaged
+from skerry.errors import TapeDamaged, TapeUnknown
 from skerry.store.store import Store
+from skerry.store.tape import Record
 
 Said = TypeVar("Said", covariant=True)
 
@@ -23,14 +25,32 @@ class Stamped(NamedTuple, Generic[Said]):
     fact: Said
 
 
+def first_segment(store: Store) -> int:
+    """With which the run's tape begins: 1, or where it was pruned."""
+    first = 1
+    for body in store.records:
+        with contextlib.suppress(TapeUnknown):  # whoever reads on from there says where
+            fact = decode_fact(body)
+            if isinstance(fact, RunState):
+                first = fact.first_segment
+            elif isinstance(fact, Pruned):
+                first = fact.segment
+    return first
+
+
+def history_of(store: Store) -> Iterator[Record]:
+    """Every record from where the tape begins, folds too, in order, the whole chain verified."""
+    return store.history(first_segment(store))
+
+
 def entries_of(store: Store) -> Iterator[Stamped[Fact | RunState]]:
-    """Everything ever committed, folds too, in order, the whole chain verified."""
-    for record in store.history():
+    """The same, as what they say; the first is the run's creation, or a fold where the tape was pruned."""
+    for record in history_of(store):
         yield Stamped(record.at, decode_fact(record.body))
 
 
 def facts_of(store: Store) -> Iterator[Stamped[Fact]]:
-    """Every fact ever committed, in order, the whole chain verified."""
+    """Every fact on the tape, in order, the whole chain verified."""
     for at, fact in entries_of(store):
         if not isinstance(fact, RunState):
             yield Stamped(at, fact)

@@ -89,8 +89,11 @@ def remake(store: Store, state: RunState, damage: Damage) -> Restored | None:
 
 def _commits_after(store: Store, damage: Damage, version: int) -> list[Committed]:
     commits = (fact for _, fact in facts_of(store) if isinstance(fact, Committed))
-    p = damage.fragment.index
-    return [c for c in commits if c.decision.fragment == p and version < c.decision.version <= damage.at.version]
+    p, wanted = damage.fragment.index, range(version + 1, damage.at.version + 1)
+    found = [c for c in commits if c.decision.fragment == p and c.decision.version in wanted]
+    if [c.decision.version for c in found] != list(wanted):
+        raise Different(f"the tape does not tell of every merge from version {version} on any more")
+    return found
 
 
 def _restored(store: Store, damage: Damage, values: Values, source: str) -> Restored:
@@ -135,7 +138,8 @@ def step_back(store: Store, state: RunState, damage: Damage) -> SteppedBack:
     to = versions.last_reachable(store, damage.fragment, damage.at)
     if to is None:
         raise FileDamaged(
-            f"{damage}: {damage.what}; no earlier version can be had: start with --repair, without previous"
+            f"{damage}: {damage.what}; no earlier version can be had: start with --repair, without previous, "
+            f"or go back to a kept version of the model: skerry rollback {store.root}"
         )
     return back_to(store, state, damage.fragment, to)
 

@@ -2,7 +2,9 @@
 
 The chain of hashes says that the tape is what was written, the audit that what was written may be, the recomputation
 that the values are what it says: published values by their digest, momentum and residual with them by the digest of
-the version's state. Merges can be recomputed where the run kept the contributions (store.record = "full"). Nothing is
+the version's state. Merges can be recomputed where the run kept the contributions (store.record = "full"). A tape that
+was pruned begins with a fold: its facts are audited from there, and each fragment's merges are recomputed from the
+first kept version that the tape leads on from. Nothing is
 written here, and a live syncer may go on meanwhile. A merge is a pure function, so any number of threads agrees.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,13 @@ from skerry.algo.merge import Held
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed, Decision, Fact, Restored, RunCreated, SteppedBack
 from skerry.core.ledger import MERGED
-from skerry.core.state import RunState, decode_fact
+from skerry.core.state import KeptVersion, RunState, decode_fact
 from skerry.errors import FileDamaged, ReplayError, TapeDamaged, TapeUnknown
+from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Merged, Values
 from skerry.node.syncer import ABS_MAX
 from skerry.run.export import packed
-from skerry.run.facts import fragments_of
+from skerry.run.facts import first_segment, fragments_of, history_of
 from skerry.store.store import RECORD, Store
 from skerry.store.tape import Record
 
@@ -62,6 +65,8 @@ class Report:
     checks: int = 0
     violations: list[str] = field(default_factory=list)
     first_difference: str | None = None
+    skipped: int = 0  # merges that cannot be recomputed, because nothing is kept that they could begin from
+    begins: str = ""  # one line on where a pruned tape begins, and what can be done from there
     model_sha256: str | None = None  # of the recomputed model, as export writes it
     left_out: str = ""  # one line on bytes behind the last whole commit: a crash leaves such, it is no violation
     model: bytes = b""  # that file; without the excluded learner where one is
@@ -70,7 +75,7 @@ class Report:
     @property
     def identical(self) -> bool:
         """Everything that could be compared agreed."""
-        is_whole = self.recomputed == self.merges or self.record != "full"
+        is_whole = self.recomputed + self.skipped == self.merges or self.record != "full"
         return is_whole and not self.violations and self.first_difference is None
 
 
@@ -84,10 +89,14 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
     known = _known(store)
     if exclude is not None and known is not None and exclude not in known.lives:
         raise ReplayError(f"there is no learner {exclude!r} in this run, known are {', '.join(sorted(known.lives))}")
-    report, audit, walk = Report(left_out=store.left_out), Audit(), _Walk(store, threads, exclude)
+    kept = known.kept if known is not None else []
+    report, audit, walk = Report(left_out=store.left_out), Audit(), _Walk(store, threads, exclude, kept)
+    before = 0  # merges of which the tape does not tell any more
     record: Record | None = None
-    for record in store.history():
+    for record in history_of(store):
         fact = _decode(store, record)
+        if audit.state is None and isinstance(fact, RunState):
+            before = fact.merges
         audit.take(fact)
         if audit.violations and not report.violations:
             report.violations = [f"{_place(store, record)}: {line}" for line in audit.violations]
@@ -100,18 +109,30 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
             except FileDamaged as error:
                 raise FileDamaged(f"{_place(store, record)}: {error}") from None
         if isinstance(fact, Committed):
-            show(report.merges, max(report.merges, known.merges if known else 0))
+            show(report.merges, max(report.merges, known.merges - before if known else 0))
     if record is None:
         raise ReplayError(cut_off(store, None) or f"{store.root}: holds no run: check the path")
     # after a violation nobody knows whether the run is closed
     is_closed = bool(report.violations) or (audit.state is not None and audit.state.phase == "closed")
-    if lacking := _lacking(store, expected, report.merges, is_closed):
+    if lacking := _lacking(store, expected, before + report.merges, is_closed):
         raise TapeDamaged(lacking)
-    report.checks, report.record = audit.checks, walk.record
-    if report.identical and walk.is_full:
+    report.checks, report.record, report.skipped = audit.checks, walk.record, walk.skipped
+    if (first := first_segment(store)) > 1:
+        report.begins = _begins(store, first, before, report)
+    if report.identical and walk.is_whole:
         assert audit.state is not None
         walk.sum_up(report, audit.state)
     return report
+
+
+def _begins(store: Store, first: int, before: int, report: Report) -> str:
+    """What can still be done with a tape that was pruned."""
+    line = f"{store.root}: the tape was pruned and begins with segment {first}, after {before} merges"
+    if report.record != "full":
+        return line
+    if report.recomputed:
+        return f"{line}; of the {report.merges} since, {report.recomputed} can be recomputed, from a kept version on"
+    return f"{line}; none of the {report.merges} since can be recomputed: no kept version lies between"
 
 
 # ---------------------------------------------------------------------------------------------- the tape
@@ -206,11 +227,12 @@ def held_of(store: Store, fact: Committed, fragment: Fragment) -> list[tuple[str
 
 
 class _Line:
-    """The newest values of every fragment, carried on from version 0, and those to which the run goes back later."""
+    """The newest values by fragment, where they are known, and those to which the run goes back later."""
 
-    def __init__(self, values: list[Values], threads: int, back_to: set[tuple[int, int]]) -> None:
-        self.values, self._threads, self._back_to = values, threads, back_to
-        self.kept = {(p, 0): each for p, each in enumerate(values) if (p, 0) in back_to}
+    def __init__(self, threads: int, back_to: set[tuple[int, int]]) -> None:
+        self.values: dict[int, Values] = {}
+        self.kept: dict[tuple[int, int], Values] = {}
+        self._threads, self._back_to = threads, back_to
 
     def merge(self, decision: Decision, fragment: Fragment, held: list[Held]) -> Merged:
         delta = FLOAT32.merge(decision, fragment, held, self._threads)
@@ -220,7 +242,7 @@ class _Line:
 
     @property
     def masters(self) -> list[F32]:
-        return [values.theta + values.error for values in self.values]
+        return [values.theta + values.error for _, values in sorted(self.values.items())]
 
     def put(self, p: int, version: int, values: Values) -> None:
         self.values[p] = values
@@ -236,8 +258,12 @@ class _Line:
 class _Walk:
     """Recomputes along the tape, and beside it the same without one learner."""
 
-    def __init__(self, store: Store, threads: int, exclude: str | None) -> None:
+    def __init__(self, store: Store, threads: int, exclude: str | None, kept: Sequence[KeptVersion]) -> None:
         self.record = "decisions"
+        self.skipped = 0  # merges whose fragment is not known yet
+        self._bases = {(p, c.version): c for version in kept for p, c in enumerate(version.checkpoints)}
+        self._fragments: tuple[Fragment, ...] = ()
+        self._lines: list[_Line] = []
         self._store, self._threads = store, threads
         self._excluded = Excluded(exclude) if exclude is not None else None
         self._tokens = 0  # of the excluded learner, in tokens x fragments
@@ -247,17 +273,27 @@ class _Walk:
     def is_full(self) -> bool:
         return self.record == "full"
 
+    @property
+    def is_whole(self) -> bool:
+        """The values of every fragment are known, so there is a model."""
+        return self.is_full and len(self._lines[0].values) == len(self._fragments)
+
     def take(self, fact: Fact | RunState) -> bool:
         """Whether a merge was recomputed and agreed."""
         if isinstance(fact, RunCreated):
             self._begin(fact)
+            if self.is_full:
+                self._begin_whole(fact)
+        elif isinstance(fact, RunState) and not self._fragments:
+            self._begin(fact.created)
+            if self.is_full:
+                self._begin_amid(fact)
         elif self.is_full and isinstance(fact, Restored):
             self._restore(fact)
         elif self.is_full and isinstance(fact, SteppedBack):
             self._step_back(fact)
         elif self.is_full and isinstance(fact, Committed):
-            self._merge(fact)
-            return True
+            return self._merge(fact)
         return False
 
     def _begin(self, fact: RunCreated) -> None:
@@ -274,17 +310,35 @@ class _Walk:
         except (msgspec.DecodeError, ValueError) as error:
             raise Different(f"its layout cannot be read ({error})") from None
         self._back_to = _gone_back_to(self._store)
-        files = zip(fact.files, self._fragments, strict=True)
-        values = [FLOAT32.load(self._store.get(file), fragment) for file, fragment in files]
-        for p, digest in enumerate(fact.digests):
-            if FLOAT32.digest(values[p].theta) != digest:
-                raise Different(f"fragment {p} version 0: its values are not those of its digest")
-        lines = 2 if self._excluded else 1
-        self._lines = [_Line(list(values), self._threads, self._back_to) for _ in range(lines)]
+        self._lines = [_Line(self._threads, self._back_to) for _ in range(2 if self._excluded else 1)]
 
-    def _merge(self, fact: Committed) -> None:
+    def _begin_whole(self, fact: RunCreated) -> None:
+        for fragment, file, digest in zip(self._fragments, fact.files, fact.digests, strict=True):
+            values = FLOAT32.load(self._store.get(file), fragment)
+            if FLOAT32.digest(values.theta) != digest:
+                raise Different(f"fragment {fragment.index} version 0: its values are not those of its digest")
+            for line in self._lines:
+                line.put(fragment.index, 0, values)
+
+    def _begin_amid(self, fold: RunState) -> None:
+        if self._excluded is not None:
+            raise ReplayError(f"{self._store.root}: its tape was pruned, and --exclude needs all of it")
+        for fragment in self._fragments:
+            self._enter(fragment.index, fold.fragments[fragment.index].version)
+
+    def _enter(self, p: int, version: int) -> None:
+        """The run has this version: where it is kept and nothing is known of the fragment yet, go on from it."""
+        base = self._bases.get((p, version))
+        if base is not None:
+            self._lines[0].put(p, version, versions.whole(self._store, self._fragments[p], base))
+
+    def _merge(self, fact: Committed) -> bool:
         decision, result = fact.decision, fact.result
         fragment = self._fragments[decision.fragment]
+        if fragment.index not in self._lines[0].values:
+            self.skipped += 1
+            self._enter(fragment.index, decision.version)
+            return False
         held = held_of(self._store, fact, fragment)
         merged = self._lines[0].merge(decision, fragment, [one for _, one in held])
         where = f"fragment {decision.fragment} version {decision.version}"
@@ -296,6 +350,7 @@ class _Walk:
             )
         if self._excluded is not None:
             self._merge_without(self._excluded, decision, fragment, held)
+        return True
 
     def _merge_without(
         self, gone: Excluded, decision: Decision, fragment: Fragment, held: list[tuple[str, Held]]
@@ -313,6 +368,11 @@ class _Walk:
 
     def _step_back(self, fact: SteppedBack) -> None:
         p = fact.fragment
+        if (p, fact.to) not in self._lines[0].kept:  # it was before a pruned tape begins
+            self._lines[0].values.pop(p, None)
+            self._enter(p, fact.to)
+        if p not in self._lines[0].values:
+            return
         if FLOAT32.state_digest(self._lines[0].kept[p, fact.to]) != fact.state:
             raise Different(f"fragment {p} version {fact.version}: is not version {fact.to}")
         for line in self._lines:
@@ -320,6 +380,8 @@ class _Walk:
 
     def _restore(self, fact: Restored) -> None:
         """The digest says that the values are the same; that of the state, how much of the rest was."""
+        if fact.fragment not in self._lines[0].values:
+            return
         p, mine = fact.fragment, self._lines[0].repaired(fact.fragment)
         how = next((how for how, values in mine.items() if FLOAT32.state_digest(values) == fact.state), None)
         if how is None:
@@ -350,7 +412,7 @@ def _gone_back_to(store: Store) -> set[tuple[int, int]]:
     """Fragments and versions that the run goes back to later; as far as the tape can be read, the walk says how far."""
     found = set()
     with contextlib.suppress(TapeUnknown, TapeDamaged):
-        for record in store.history():
+        for record in history_of(store):
             fact = decode_fact(record.body)
             if isinstance(fact, SteppedBack):
                 found.add((fact.fragment, fact.to))

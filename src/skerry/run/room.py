@@ -2,17 +2,22 @@
 
 Memory: three float32 a parameter, the newest deltas for learners a few versions behind, and what merges work in. Disk:
 the first version, two checkpoints of each fragment and one that is being written, and the deltas since the older of the
-two. Contributions on their way, the tape and what `store.record = "full"` keeps come on top.
+two, and the versions of the whole model that are kept by shares of the budget. Contributions on their way, the tape,
+what `store.record = "full"` keeps, and versions that are kept by their number come on top.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
+from skerry.config import Store as Keeping
 from skerry.errors import Refusal
 from skerry.node.syncer import DELTAS_BYTES
 from skerry.store.journal import FILE_BYTES
@@ -36,12 +41,18 @@ def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
     }
 
 
-def disk(sizes: Sequence[int], checkpoint_every: int) -> dict[str, int]:
+def disk(sizes: Sequence[int], store: Keeping) -> dict[str, int]:
     """Bytes that lie on the disk at most, by what for."""
     return {
         "files": (GENESIS_BYTES + CHECKPOINTS * STATE_BYTES) * sum(sizes) + STATE_BYTES * max(sizes),
-        "journal": (2 * checkpoint_every + 1) * DELTA_BYTES * sum(sizes) + FILE_BYTES,  # removed by the file
+        "kept": kept_versions(store.keep_every) * STATE_BYTES * sum(sizes),
+        "journal": (2 * store.checkpoint_every + 1) * DELTA_BYTES * sum(sizes) + FILE_BYTES,  # removed by the file
     }
+
+
+def kept_versions(every: float) -> int:
+    """How many a whole run keeps besides the start, where that is a share of the budget; those by versions grow."""
+    return math.ceil(1 / every) - 1 if 0 < every < 1 else 0
 
 
 def check(root: Path, config: Config, sizes: Sequence[int], is_new: bool) -> None:
@@ -52,12 +63,22 @@ def check(root: Path, config: Config, sizes: Sequence[int], is_new: bool) -> Non
         raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
     if not is_new:
         return
-    every = config.store.checkpoint_every
-    needed, free = sum(disk(sizes, every).values()), free_disk(root)
+    needed, free = sum(disk(sizes, config.store).values()), free_disk(root)
     if needed > free:
-        fits = [n for n in range(EVERY_MIN, every) if sum(disk(sizes, n).values()) <= free]
-        less = f"with --store.checkpoint_every {fits[-1]} it fits" if fits else "choose a larger disk"
+        less = _less(config.store, sizes, free)
         raise Refusal(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
+
+
+def _less(store: Keeping, sizes: Sequence[int], free: int) -> str:
+    """What to do about a disk that is too small: keep no versions, or write checkpoints more often."""
+    for keep_every in (store.keep_every, 0.0):
+        for every in range(store.checkpoint_every, EVERY_MIN - 1, -1):
+            smaller = replace(store, keep_every=keep_every, checkpoint_every=every)
+            if sum(disk(sizes, smaller).values()) <= free:
+                words = [f"--store.keep_every {keep_every:g}"] if keep_every != store.keep_every else []
+                words += [f"--store.checkpoint_every {every}"] if every != store.checkpoint_every else []
+                return f"with {' '.join(words)} it fits"
+    return "choose a larger disk"
 
 
 def free_disk(root: Path) -> int:

@@ -15,7 +15,7 @@ import msgspec
 
 from skerry.core.facts import Checkpointed, Paused, Pruned, RolledBack
 from skerry.core.state import decode_fact, state_of
-from skerry.errors import StoreError
+from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
 from skerry.run.replay import cut_off
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
@@ -59,6 +59,13 @@ def holders_of(root: Path) -> tuple[Holder | None, Holder | None]:
         raise StoreError(
             f"{root}: cannot be looked at ({error.strerror}): check the path and its permissions"
         ) from None
+
+
+def check_unserved(root: Path) -> None:
+    """Refuse what may be done to a run only while nobody serves it, nor is about to serve it again."""
+    for holder in holders_of(root):
+        if holder is not None:
+            raise StoreInUse(f"{root} is served by process {holder.pid or 'unknown'}: end it with skerry stop {root}")
 
 
 def _is_paused(records: Sequence[bytes]) -> bool:

@@ -41,7 +41,7 @@ def summarise(
     capacity, disturbed = _capacity(t, status, kills, speeds)
     decisions = [decision for _, decision in t.merges]
     return {
-        "merges": len(decisions),
+        "merges": t.merges_before + len(decisions),
         "merges_alone": sum(len(d.parts) == 1 for d in decisions),
         "tokens_produced": _share(t.produced, per),
         "tokens_merged": _share(t.merged, per),

@@ -24,7 +24,8 @@ from skerry.core.facts import (
     Witnessed,
 )
 from skerry.core.ledger import MERGED
-from skerry.run.facts import Stamped, facts_of
+from skerry.core.state import RunState
+from skerry.run.facts import Stamped, entries_of
 from skerry.store.store import Store
 
 
@@ -48,6 +49,18 @@ class Tally:
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
     training_at: float | None = None
     closing_at: float | None = None
+    merges_before: int = 0  # of which a pruned tape does not tell one by one
+
+    def begin(self, at: float, fold: RunState) -> None:
+        """Where a pruned tape begins: sums there are of what was before, times and single merges there are not."""
+        self.take(at, fold.created)
+        self.versions = [fragment.version for fragment in fold.fragments]
+        self.merges_before, self.merged = fold.merges, fold.ledger.merged
+        self.discarded = {str(fate): tokens for fate, tokens in fold.ledger.discarded.items()}
+        for key in fold.ledger.accounts:
+            learner, _, life = key.rpartition("/")
+            self.seen[learner, int(life)] = fold.ledger.seen(learner, int(life))
+        self.training_at = None if fold.phase == "created" else at
 
     def take(self, at: float, fact: Fact) -> None:
         match fact:
@@ -103,8 +116,11 @@ class Tally:
 def tally(store: Store) -> Tally:
     """Read the whole tape, its chain verified."""
     result = Tally()
-    for at, fact in facts_of(store):
-        result.take(at, fact)
+    for number, (at, fact) in enumerate(entries_of(store)):
+        if not isinstance(fact, RunState):
+            result.take(at, fact)
+        elif number == 0:
+            result.begin(at, fact)
     return result
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 FILES = "files"  # collected when nobody needs them any more
-RECORD = "record"  # kept for good
+RECORD = "record"  # kept until they are pruned
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OURS = re.compile(r"([0-9a-f]{64})(\.[0-9]+)?(\.tmp)?")  # a file, or what a put that crashed has left
 
@@ -198,11 +198,24 @@ class Store:
             self._files.remove(f"{FILES}/{name}")
         return True
 
-    def history(self) -> Iterator[Record]:
-        """Every record ever committed, folds among them, with the whole chain verified."""
+    def prune(self, first: int, keep: Collection[str]) -> int:
+        """Remove recorded contributions not in `keep`, then the tape before segment `first`; how many files.
+
+        A record says already that they are not there any more, so it does not matter how far this comes.
+        """
+        with self._writing("prune"):
+            stale = [
+                name for name in self._files.names(RECORD) if (ours := _OURS.fullmatch(name)) and ours[1] not in keep
+            ]
+            for name in stale:
+                self._files.remove(f"{RECORD}/{name}")
+            return len(stale) + self.tape.prune(first)
+
+    def history(self, first: int = 1) -> Iterator[Record]:
+        """Every record committed from segment `first` on, folds among them, with the whole chain verified."""
         self._check_open()
         try:
-            yield from read_all(self._files)
+            yield from read_all(self._files, first)
         except OSError as error:
             raise StoreError(_explain(self.root, "history", error)) from error
         except (TapeDamaged, TapeUnknown) as error:

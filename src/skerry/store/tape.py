@@ -2,7 +2,9 @@
 
 A *group* is what one commit appends: one write, one fsync, one hash over all its records, so after a crash a
 group is there whole or not at all. Every segment but the first begins with a group of one record, the *fold*:
-the state of everything before it, so opening reads only the last segment. Earlier segments stay, for replay.
+the state of everything before it, so opening reads only the last segment. Earlier segments stay, for replay, until
+they are pruned: then the tape begins with a later one, which says everything before it in its fold. Which one that is
+stands in a record, so that a segment that is lost is not taken for pruned: who reads says where the tape begins.
 
     segment   magic 8 | version u16 | 0 u16 | number u32 | previous hash 32 | group ...
     group     magic 4 | segment u32 | offset u64 | at f64 | records u32 | payload bytes u32 | previous hash 32
@@ -112,18 +114,28 @@ class Tape:
         _place(self._files, _name(self.number + 1), header + group)
         self.number, self.size, self.head = self.number + 1, len(header + group), group[-_HASH_BYTES:]
 
+    def prune(self, first: int) -> int:
+        """Remove what lies before this segment; that the tape begins there is on it already. How many files."""
+        assert first <= self.number, (first, self.number)
+        stale = [name for name in self._files.names("tape") if _is_before(name, first)]
+        for name in stale:
+            self._files.remove(f"tape/{name}")
+        return len(stale)
 
-def read_all(files: FileSystem) -> Iterator[Record]:
-    """Every record of every segment, the whole chain verified; needs no lock and stops before a torn tail."""
-    head = _NO_HASH
-    numbers = _numbers(files)
-    for expected, number in enumerate(numbers, start=1):
+
+def read_all(files: FileSystem, first: int = 1) -> Iterator[Record]:
+    """Every record from this segment on, the whole chain verified; needs no lock and stops before a torn tail."""
+    head = _NO_HASH if first == 1 else None  # what a pruned tape continues is known to nobody
+    numbers = [number for number in _numbers(files) if number >= first]
+    if first > 1 and not numbers:
+        raise TapeDamaged(f"{_name(first)} is missing: restore it from a copy")
+    for expected, number in enumerate(numbers, start=first):
         if number != expected:
             raise TapeDamaged(f"{_name(expected)} is missing: restore it from a copy")
         segment = _parse(files.read(_name(number)), number)
         if (segment.tail or not segment.good) and number != numbers[-1]:
             raise _damage(segment, "there is a later segment")
-        if segment.good and segment.previous != head:
+        if segment.good and head is not None and segment.previous != head:
             raise TapeDamaged(f"{_name(number)} does not continue the segment before it: restore both")
         yield from segment.records
         head = segment.head
@@ -298,6 +310,12 @@ def _who_reads(version: int) -> str:
 
 def _name(number: int) -> str:
     return f"tape/{number:06d}.seg"
+
+
+def _is_before(name: str, first: int) -> bool:
+    """Whether a file is an earlier segment, or what was cut off from one."""
+    match = re.fullmatch(r"([0-9]{6,})(\.[0-9]+\.cut|\.seg)", name)
+    return match is not None and int(match[1]) < first
 
 
 def _numbers(files: FileSystem) -> list[int]:

@@ -1,4 +1,4 @@
-"""The operator of a simulated run, who takes it back to a kept version: between two syncer processes, weather or not."""
+"""The operator of a simulated run, who takes it back to a kept version between two syncer processes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from skerry.errors import MeasurementError
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
 from skerry.run.delays import NONE, Delays, delays_of
-from skerry.run.facts import Stamped, facts_of, fragments_of
+from skerry.run.facts import Stamped, facts_of, first_segment, fragments_of
 from skerry.run.tally import Tally, end_of
 from skerry.shell.local import LOCAL, Local
 from skerry.store.store import Store
@@ -128,6 +128,8 @@ class ChaosReport(Struct):
 
 def read(run_dir: Path) -> Measurements:
     with Store.open(run_dir, readonly=True) as store:
+        if first_segment(store) > 1:
+            raise MeasurementError(f"{run_dir}: its tape was pruned, and a twin needs all of it")
         facts = list(facts_of(store))
     local, report = _told(run_dir / LOCAL, Local([])), _told(run_dir / REPORT, ChaosReport())
     return measurements_of(facts, str(run_dir), local.speeds, report.rates)

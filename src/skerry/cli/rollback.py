@@ -1,0 +1,109 @@
+"""skerry rollback: take a run back to a version that it kept, after a divergence; without --to, list what is kept.
+
+Nobody may be serving the run. Every fragment gets a new version with the kept values, all or none. The budget that was
+spent stays spent: the run goes on from there with what is left of it. Learners that come back give up what they learned
+from what was rolled back. A version is kept every `store.keep_every`; 0 is the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from skerry import cli
+from skerry.algo.fragments import decode_layout
+from skerry.cli.status import command_for
+from skerry.core.state import KeptVersion, RunState, state_of
+from skerry.errors import Refusal
+from skerry.run.rollback import kept_version, roll_back
+from skerry.run.room import STATE_BYTES
+from skerry.run.status import check_unserved
+from skerry.store.store import Store
+from skerry.text import lasting, size
+
+
+def run(words: Sequence[str]) -> int:
+    parser = cli.Parser(prog="skerry rollback", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--to", type=cli.whole, metavar="VERSION", help="its number in the list; 0: the start")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options, overrides = cli.parse(parser, words)
+    if overrides:
+        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    root: Path = options.run
+    if options.to is None:
+        cli.tell(_listed(root), options.json, _show)
+    else:
+        cli.tell(_rolled_back(root, options.to), options.json, _show_back)
+    return 0
+
+
+def _listed(root: Path) -> dict[str, Any]:
+    with Store.open(root, readonly=True) as store:
+        state = _state(store)
+    parameters = decode_layout(state.created.layout).param_count
+    return {
+        "run_dir": str(root),
+        "phase": state.phase,
+        "merges": state.merges,
+        "progress": state.progress,
+        "bytes_each": STATE_BYTES * parameters,
+        "kept": [_about(version) for version in [state.start, *state.kept]],
+    }
+
+
+def _state(store: Store) -> RunState:
+    if not store.records:
+        raise Refusal(f"{store.root} holds no run: check the path")
+    return state_of(store.records)
+
+
+def _about(version: KeptVersion) -> dict[str, Any]:
+    return {
+        "version": version.number,
+        "progress": version.progress,
+        "elapsed_s": version.elapsed_s,
+        "fragment_versions": list(version.versions),
+    }
+
+
+def _rolled_back(root: Path, number: int) -> dict[str, Any]:
+    with Store.open(root, readonly=True) as store:  # what is wrong is said before anything is written
+        kept_version(_state(store), number)
+    check_unserved(root)
+    with Store.open(root) as store:
+        state = _state(store)
+        facts = roll_back(store, state, number)
+        for fact in facts:
+            state.apply(fact)
+    return {
+        "run_dir": str(root),
+        "version": number,
+        "epoch": state.epoch,
+        "fragment_versions": [at.version for at in state.fragments],
+        "progress": state.progress,
+        "go_on": command_for(root),
+    }
+
+
+def _show(record: dict[str, Any]) -> None:
+    print(f"{record['run_dir']}: {record['progress']:.1%} of the budget spent, {record['merges']} merges; kept are")
+    for kept in record["kept"]:
+        versions = kept["fragment_versions"]
+        when = f"at {kept['progress']:6.1%}, after {lasting(kept['elapsed_s'])}" if kept["version"] else "the start"
+        print(f"  {kept['version']:4d}  {when}; fragments at version {_spread(versions)}")
+    print(f"{size(record['bytes_each'])} each; go back to one with skerry rollback {record['run_dir']} --to VERSION")
+
+
+def _spread(versions: Sequence[int]) -> str:
+    low, high = min(versions), max(versions)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _show_back(record: dict[str, Any]) -> None:
+    versions = _spread(record["fragment_versions"])
+    print(
+        f"{record['run_dir']}: is back at version {record['version']}, as version {versions} of its fragments, with "
+        f"{record['progress']:.1%} of the budget spent\ngo on with: {record['go_on']}"
+    )

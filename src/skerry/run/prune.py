@@ -1,0 +1,150 @@
+"""What a run that goes on for months may let go of: the beginning of its tape, contributions recorded there, kept versions.
+
+    wanted = choose(store, state, days=30, now=time.time())
+    carry_out(store, state, wanted)
+
+The tape can begin with any segment, because each but the first begins with the folded state. Where it is to begin behind
+the newest one, a new one is begun. Going on, export and repair from checkpoints and journal need nothing of what is
+removed. Replay audits from the new beginning, and recomputes from the first kept version behind it.
+
+First a record says what is removed, then it is: a prune that is broken off leaves files that nobody reads any more, and
+the next one removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from skerry.core.facts import Committed, Kept, Pruned
+from skerry.core.state import KeptVersion, RunState, decode_fact
+from skerry.run.facts import history_of
+from skerry.store.store import FILES, RECORD, Store
+
+DAY_S = 86400.0
+
+
+class Choice(NamedTuple):
+    """With which segment the tape is to begin, which kept versions go, and which recorded contributions stay."""
+
+    first: int
+    kept: tuple[int, ...]
+    payloads: frozenset[str]
+    merges: int  # of which the tape will not tell any more
+
+
+@dataclass
+class _Segment:
+    """What matters of a segment of the tape."""
+
+    versions: tuple[int, ...]  # of the fragments when it begins
+    ended_at: float = 0.0
+    merges: int = 0
+    payloads: set[str] = field(default_factory=set)
+    kept: list[int] = field(default_factory=list)  # numbers of the versions that were kept in it
+
+
+def choose(
+    store: Store,
+    state: RunState,
+    now: float,
+    days: float | None = None,
+    before: KeptVersion | None = None,
+    kept: int | None = None,
+) -> Choice:
+    """What is older than so many days goes, or what is not needed to replay from a kept version on.
+
+    With `kept`, so many kept versions stay, the newest, whatever their age.
+    """
+    segments = _segments(store, state)
+    first = state.first_segment
+    gone: set[int] = set()
+    if days is not None:
+        first = _first_since(segments, now - days * DAY_S)
+        young = {number for at, segment in segments.items() if at >= first for number in segment.kept}
+        gone = {version.number for version in state.kept} - young
+    elif before is not None:
+        first = _first_for(segments, before)
+        gone = {version.number for version in state.kept if version.number < before.number}
+    if kept is not None:
+        gone = {version.number for version in state.kept[: max(0, len(state.kept) - kept)]}
+    left = [segment for number, segment in segments.items() if number >= first]
+    payloads = frozenset(file for segment in left for file in segment.payloads)
+    return Choice(first, tuple(sorted(gone)), payloads, state.merges - sum(segment.merges for segment in left))
+
+
+def _segments(store: Store, state: RunState) -> dict[int, _Segment]:
+    segments: dict[int, _Segment] = {}
+    for record in history_of(store):
+        fact = decode_fact(record.body)
+        if record.segment not in segments:
+            versions = (
+                [at.version for at in fact.fragments] if isinstance(fact, RunState) else [0] * len(state.fragments)
+            )
+            segments[record.segment] = _Segment(tuple(versions))
+        segment = segments[record.segment]
+        segment.ended_at = max(segment.ended_at, record.at)
+        if isinstance(fact, Committed):
+            segment.merges += 1
+            segment.payloads |= {fact.result.payloads} - {""}
+        elif isinstance(fact, Kept):
+            segment.kept.append(fact.number)
+    return segments
+
+
+def _first_since(segments: dict[int, _Segment], since: float) -> int:
+    """The first segment that has something as young, or else the one that follows all."""
+    return next((number for number, segment in segments.items() if segment.ended_at >= since), max(segments) + 1)
+
+
+def _first_for(segments: dict[int, _Segment], version: KeptVersion) -> int:
+    """The last segment that begins before, or with, every fragment of a kept version."""
+    fits = [
+        number
+        for number, segment in segments.items()
+        if all(begun <= wanted for begun, wanted in zip(segment.versions, version.versions, strict=True))
+    ]
+    return max(fits, default=min(segments))
+
+
+def carry_out(store: Store, state: RunState, choice: Choice) -> None:
+    """Nobody else may be writing in the store; `state` is what its tape says."""
+    if choice.first > state.first_segment or choice.kept:
+        if choice.first > store.tape.number:
+            store.rotate(msgspec.msgpack.encode(state))
+        fact = Pruned(choice.first, choice.kept)
+        store.commit([msgspec.msgpack.encode(fact)])
+        state.apply(fact)
+    store.collect(state.files, state.journal)
+    store.prune(choice.first, choice.payloads)
+
+
+# ---------------------------------------------------------------------------------------------- what it frees
+
+
+def freed(root: Path, state: RunState, choice: Choice) -> dict[str, int]:
+    """Bytes by what they are of, as they lie on the disk now."""
+    after = msgspec.structs.replace(state, kept=[v for v in state.kept if v.number not in choice.kept])
+    gone = state.files - after.files
+    return {
+        "tape": _bytes(path for path in _in(root / "tape") if _number(path) < choice.first),
+        "contributions": _bytes(path for path in _in(root / RECORD) if path.name[:64] not in choice.payloads),
+        "kept_versions": _bytes(path for path in _in(root / FILES) if path.name in gone),
+    }
+
+
+def _in(folder: Path) -> Iterator[Path]:
+    return folder.iterdir() if folder.is_dir() else iter(())
+
+
+def _number(path: Path) -> int:
+    """Of the segment that a file of the tape belongs to."""
+    return int(path.name.partition(".")[0])
+
+
+def _bytes(paths: Iterator[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
