@@ -93,7 +93,7 @@ def _show(record: dict[str, Any]) -> None:
     print(
         f"{record['run_dir']}: {text.size(frees['total'])} {did}: {text.size(frees['tape'])} of tape, "
         f"{text.size(frees['contributions'])} of recorded contributions, "
-        f"{text.size(frees['kept_versions'])} of kept versions ({_numbers(record['kept_removed'])})"
+        f"{text.size(frees['checkpoints'])} of checkpoints (kept versions: {_numbers(record['kept_removed'])})"
     )
     print(f"kept: {_numbers(record['kept'])}, and 0, the start; {_replay(record)}")
 

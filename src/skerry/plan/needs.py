@@ -19,8 +19,8 @@ t merges at a time, one for each of merge.threads or one for each fragment.
     held         n M up            at most wire.held_bytes_max and one fragment's contributions beyond
     working      t (16 f + down)   the merged delta, and the new three
 
-Disk (`store/`): a checkpoint of a fragment is a file of 12 bytes an element. There are the newest two, one that is being
-written or that the closing began with, genesis (4), and every kept version (store.keep_every), until it is pruned.
+Disk (`store/`): a checkpoint of a fragment is a file of 12 bytes an element. There are the newest two, one that is
+being written or that the closing began with, genesis (4), and every kept version (store.keep_every) until it is pruned.
 Others lie there until every 32nd commit. The tape grows by one record a merge and one of measurements each five
 seconds, and with store.record = "full" every merged contribution stays, until they are pruned.
 """
@@ -93,7 +93,10 @@ def disk(config: Config, sizes: Sequence[int], merges_per_h: float, contributors
         "recorded_per_hour": recorded,
         "kept_per_hour": kept,
         "grows_per_hour": tape + recorded + kept,
-        "written_per_hour": merges_per_h * (room.DELTA_BYTES + room.STATE_BYTES / every) * mean + tape + recorded + kept,
+        "written_per_hour": merges_per_h * (room.DELTA_BYTES + room.STATE_BYTES / every) * mean
+        + tape
+        + recorded
+        + kept,
     }
 
 

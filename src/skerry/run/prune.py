@@ -1,11 +1,11 @@
-"""What a run that goes on for months may let go of: the beginning of its tape, contributions recorded there, kept versions.
+"""What a run that goes on for months may let go of: old tape, the contributions recorded there, kept versions.
 
-    wanted = choose(store, state, days=30, now=time.time())
-    carry_out(store, state, wanted)
+    choice = choose(store, state, time.time(), days=30)
+    carry_out(store, state, choice)
 
-The tape can begin with any segment, because each but the first begins with the folded state. Where it is to begin behind
-the newest one, a new one is begun. Going on, export and repair from checkpoints and journal need nothing of what is
-removed. Replay audits from the new beginning, and recomputes from the first kept version behind it.
+The tape can begin with any segment, because each but the first begins with the folded state. Where it is to begin
+behind the newest one, a new one is begun. Going on, export, and repair from checkpoints and journal need nothing of
+what is removed. Replay audits from the new beginning, and recomputes from the first kept version behind it.
 
 First a record says what is removed, then it is: a prune that is broken off leaves files that nobody reads any more, and
 the next one removes them.
@@ -129,11 +129,11 @@ def carry_out(store: Store, state: RunState, choice: Choice) -> None:
 def freed(root: Path, state: RunState, choice: Choice) -> dict[str, int]:
     """Bytes by what they are of, as they lie on the disk now."""
     after = msgspec.structs.replace(state, kept=[v for v in state.kept if v.number not in choice.kept])
-    gone = state.files - after.files
+    needed = after.files
     return {
         "tape": _bytes(path for path in _in(root / "tape") if _number(path) < choice.first),
         "contributions": _bytes(path for path in _in(root / RECORD) if path.name[:64] not in choice.payloads),
-        "kept_versions": _bytes(path for path in _in(root / FILES) if path.name in gone),
+        "checkpoints": _bytes(path for path in _in(root / FILES) if path.name not in needed),
     }
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from skerry.core import admission, rounds
 from skerry.core.events import MergeDone, Publish, Record
 from skerry.core.held import Held
-from skerry.core.learner import LearnerMachine
+from skerry.core.learner import LearnerMachine, Position
 from skerry.core.ledger import Settled
 from skerry.core.membership import Member
 from skerry.core.quorum import Verdict
@@ -312,8 +312,8 @@ def collect_the_uncommitted(plant):
 def take_duplicates(plant):
     """A contribution that was merged already is taken again."""
 
-    def verdict(c, flaw, settled, held, version, held_out=admission.verdict):
-        reason, harmful = held_out(c, flaw, settled, held, version)
+    def verdict(c, flaw, settled, held, version, since, held_out=admission.verdict):
+        reason, harmful = held_out(c, flaw, settled, held, version, since)
         return (None, False) if reason == "duplicate" and held is None else (reason, harmful)
 
     plant(admission, "verdict", verdict)
@@ -571,6 +571,37 @@ def ignore_the_lock(plant):
     plant(Session, "lock", lambda self: None)
 
 
+def forget_the_kept(plant):
+    """Kept versions are collected like any checkpoint."""
+    files = RunState.files.fget
+    plant(RunState, "files", property(lambda self: files(replace(self, kept=[]))))
+
+
+def merge_what_was_rolled_back(plant):
+    """Work on a version before a rollback is let in, and its learner does not know of the rollback."""
+    verdict = admission.verdict
+    plant(admission, "verdict", lambda *about: verdict(*about[:5]))
+    plant(Position, "is_rolled_back", property(lambda self: False))
+
+
+def keep_what_was_learned_before(plant):
+    """A learner hears of a rollback by refusals alone, so it steps on a model that is rolled back by half."""
+    plant(Position, "is_rolled_back", property(lambda self: False))
+
+
+def give_up_too_early(plant):
+    """A learner gives its drift up as soon as it hears of a rollback, not when it has every fragment."""
+    welcome = LearnerMachine._welcome
+
+    def eager(self, message):
+        welcome(self, message)
+        if self._is_to_forget:
+            self._is_to_forget = False
+            self._fast_forward("rolled back", reset_optimizer=True)
+
+    plant(LearnerMachine, "_welcome", eager)
+
+
 # bug -> a seed at which it is known to show
 BUGS = {
     forget_settled: 63,
@@ -619,6 +650,10 @@ BUGS = {
     ignore_the_lock: 20,
     retry_sync: 185,
     merge_unknown_fate: 0,
+    forget_the_kept: 16,
+    merge_what_was_rolled_back: 16,
+    keep_what_was_learned_before: 16,
+    give_up_too_early: 16,
 }
 MORE_SEEDS = 100  # tried where the product has changed so much that the known seed takes another course
 
