@@ -66,7 +66,7 @@ def test_without_a_version_those_that_are_kept_are_listed(capsys, root):
     code, out, _ = called(capsys, "rollback", root)
     lines = out.splitlines()
     assert code == 0 and len(lines) == 4
-    assert lines[1].split() == "0 the start; fragments at version 0".split()
+    assert lines[1].split() == ["0", "the", "start;", "fragments", "at", "version", "0"]
     assert lines[2].startswith("     1  at  25.") and "fragments at version" in lines[2]
     assert lines[3].endswith(f"go back to one with skerry rollback {root} --to VERSION")
     assert len(tape_of(root)) and status_of(root)["serving"] == "paused"

@@ -303,7 +303,7 @@ def prune_in(files, **wanted):
 
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 def test_a_crash_at_every_file_operation_leaves_a_run_that_is_whole(under_way, power):
-    """It can be read from where it says it begins, every version it says it keeps is there, and pruning again ends it."""
+    """It can be read from where it says it begins, all it says it keeps is there, and pruning again ends it."""
     whole = loaded(under_way.root)
     prune_in(whole, before=2)
     operations = whole.operations
