@@ -16,12 +16,15 @@ from skerry.core.facts import (
     Entry,
     EpochStarted,
     Injected,
+    Kept,
     LifeStarted,
     Part,
     Paused,
     PhaseChanged,
+    Pruned,
     Restored,
     Result,
+    RolledBack,
     Row,
     RunCreated,
     Sample,
@@ -364,6 +367,55 @@ def test_i3_the_closing_begins_with_the_newest_versions():
 @pytest.mark.parametrize("changes", [{"version": 1}, {"digest": b"0.1"}, {"fragment": 7}], ids=str)
 def test_i3_a_restored_file_is_of_the_same_version(changes):
     assert planted(RESTORE, **changes).startswith("I3: Restored fragment ")
+
+
+def kept_and_left():
+    """The clean run up to its closing, with a kept version; and the facts of a rollback to it."""
+    tape = [*clean()[:CLOSING], Kept(1, (2, 0), ("other", "1.0"), 0.4, 30.0)]
+    backs = [
+        SteppedBack(4, 0, 3, b"0.2", to=2, file="other", digest=b"0.2", state=b"another", theta=b""),
+        SteppedBack(4, 1, 1, b"1.0", to=0, file="1.0", digest=b"1.0", state=b"1.0", theta=b""),
+    ]
+    return tape, [EpochStarted(4), *backs, RolledBack(4, 1)]
+
+
+def test_i18_a_kept_version_is_made_of_checkpoints():
+    (*tape, kept), _ = kept_and_left()
+    assert audited([*tape, kept]).violations == []
+    for wrong, says in (
+        ({"number": 2}, "number 2 where 1 is next"),
+        ({"versions": (1, 0)}, "fragment 0: version 1 in other is no checkpoint"),
+        ({"files": ("other", "1.1")}, "fragment 1: version 0 in 1.1 is no checkpoint"),
+        ({"files": ("other",)}, "number"),
+        ({"progress": 1.5}, "progress"),
+        ({"elapsed_s": 0.0}, "0.0 s of training"),
+    ):
+        assert says in only_line(audited([*tape, replace(kept, **wrong)]))
+
+
+def test_i18_a_rollback_takes_every_fragment_to_a_kept_version():
+    tape, back = kept_and_left()
+    audit = audited([*tape, *back])
+    assert audit.violations == [] and [at.since for at in audit.state.fragments] == [3, 1]
+    assert "fragment 1: version 0 is not" in only_line(audited([*tape, *back[:2], back[-1]]))
+    assert "version 7 is not kept" in only_line(audited([*tape, *back[:-1], RolledBack(4, 7)]))
+    assert "epoch 3, current is 4" in only_line(audited([*tape, *back[:-1], RolledBack(3, 1)]))
+
+
+def test_i12_work_on_what_was_rolled_back_is_not_merged():
+    tape, back = kept_and_left()
+    rows = [row("a", 10, 18, seq=3), row("c", 6, 14, seq=2, life=2)]
+    merge = commit(4, rows, bases=(3, 3), epoch=4, parent=b"0.2", elapsed_s=31.0)
+    assert audited([*tape, *back, merge]).violations == []
+    late = commit(4, rows, bases=(3, 2), epoch=4, parent=b"0.2", elapsed_s=31.0)
+    assert "c is relative to version 2" in only_line(audited([*tape, *back, late]))
+
+
+def test_i18_what_is_pruned_was_there():
+    tape, _ = kept_and_left()
+    assert audited([*tape, Pruned(3, (1,))]).state.kept == []
+    assert "removes (2,), kept are [1]" in only_line(audited([*tape, Pruned(3, (2,))]))
+    assert "begins with segment 2, began with 3" in only_line(audited([*tape, Pruned(3, ()), Pruned(2, ())]))
 
 
 def test_i3_going_back_after_damage_takes_the_values_before_it():

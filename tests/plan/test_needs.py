@@ -1,14 +1,16 @@
 """Memory and disk: the formulas against the arrays and files of real nodes."""
 
+import msgspec
 import pytest
 
 from node.pair import STEP_S, Pair, config_of
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Tensor
+from skerry.errors import Refusal
 from skerry.plan import needs
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, RunPlan, sizes_of, stretch
-from skerry.store.journal import FILE_BYTES
+from skerry.run import room
 
 TENSORS = tuple(Tensor(f"w{i}", (64, 32)) for i in range(8))
 INT4 = {"codec_up": "int4", "codec_down": "int4"}
@@ -90,7 +92,7 @@ def test_disk_of_a_real_run(started):
     assert sum(files) - 12 * HEADER_BYTES == (4 + 12 + 12) * sum(sizes(pair))
     assert told["files"] == (4 + 12 + 12) * sum(sizes(pair)) + 12 * max(sizes(pair))  # and one that is being written
     every = config.store.checkpoint_every
-    assert every * 2 * sum(sizes(pair)) <= sum(entries) <= told["journal"] - FILE_BYTES
+    assert every * 2 * sum(sizes(pair)) <= sum(entries) <= told["journal"]
     assert told["recorded_per_hour"] == 0
 
 
@@ -122,3 +124,29 @@ def test_merges_and_bytes_of_a_real_run_are_the_planned_ones(started):
     merged = pair.syncer.machine.state.merges - before
     assert merged == pytest.approx(400 * STEP_S / at.period_s * 4, rel=0.06)
     assert len(pair.contributions) - sent == pytest.approx(LEARNERS * merged, rel=0.03)
+
+
+@pytest.mark.parametrize(("every", "count"), [(0.25, 3), (0.1, 9), (0.3, 3), (0.0, 0), (5.0, 0)])
+def test_kept_versions_by_the_end_of_a_run(every, count):
+    config = config_of(store={"keep_every": every})
+    told = needs.disk(config, [1000, 3000], merges_per_h=60.0, contributors=1.0)
+    assert told["kept"] == count * 12 * 4000
+    assert told["kept_per_hour"] == (12 * 4000 * 60 / 2 / 5 if every == 5 else 0)
+
+
+def test_kept_versions_of_a_real_run(tmp_path):
+    with Pair(tmp_path / "run", config_of(steps=200, store={"keep_every": 0.25})) as pair:
+        pair.join("a")
+        pair.close()
+        state = pair.syncer.machine.state
+        told = needs.disk(pair.syncer.config, sizes(pair), merges_per_h=60.0, contributors=1.0)
+        kept = [pair.root / "files" / c.file for version in state.kept for c in version.checkpoints]
+        assert sum(path.stat().st_size for path in kept) <= told["kept"] == 3 * 12 * sum(sizes(pair))
+
+
+def test_a_disk_too_small_for_kept_versions_is_told_to_keep_none(tmp_path, monkeypatch):
+    config, parameters = config_of(store={"keep_every": 0.1}), [10**6] * 4
+    without = sum(room.disk(parameters, msgspec.structs.replace(config.store, keep_every=0.0)).values())
+    monkeypatch.setattr(room, "free_disk", lambda root: without)
+    with pytest.raises(Refusal, match=r"of disk in .*: with --store.keep_every 0 it fits$"):
+        room.check(tmp_path, config, parameters, is_new=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,6 +72,4 @@ def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = 
             raise Refusal(f"--out {out}: {out.parent} is not a folder")
         return write_model(store, state, out, kept)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            out.with_name(out.name + ".tmp").unlink()
         raise Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None

@@ -1,12 +1,13 @@
 """A run's model out of its directory: named, hashed, and loadable without Skerry.
 
 A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`), that of a kept
-version is a checkpoint by itself, and it goes to its places in the file. So the header is written here and not by the library of safetensors, which wants the whole model at
-once; the bytes are the same (tested).
+version is a checkpoint by itself, and it goes to its places in the file. So the header is written here and not by the
+library of safetensors, which wants the whole model at once; the bytes are the same (tested).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -36,15 +37,20 @@ def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | N
     """Write the master, the newest or a kept one, as one file, whole or not at all; its sha256 in hex."""
     head, places = _header(state, {} if kept is None else {"versions": list(kept.versions), "kept": kept.number})
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w+b") as file:
-        file.write(head)
-        for fragment, master in _masters(store, state, kept=kept):
-            for slot in fragment.slots:
-                file.seek(len(head) + places[slot.name] + 4 * slot.start)
-                file.write(master[slot.offset : slot.offset + slot.size].data)
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    temporary.replace(path)
+    try:
+        with temporary.open("w+b") as file:
+            file.write(head)
+            for fragment, master in _masters(store, state, kept=kept):
+                for slot in fragment.slots:
+                    file.seek(len(head) + places[slot.name] + 4 * slot.start)
+                    file.write(master[slot.offset : slot.offset + slot.size].data)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     return digest
 
 
