@@ -145,7 +145,7 @@ def test_kept_versions_of_a_real_run(tmp_path):
 
 
 def test_a_disk_too_small_for_kept_versions_is_told_to_keep_none(tmp_path, monkeypatch):
-    config, parameters = config_of(store={"keep_every": 0.1}), [10**6] * 4
+    config, parameters = config_of(store={"keep_every": 0.1}), [2**20] * 4
     without = sum(room.disk(parameters, msgspec.structs.replace(config.store, keep_every=0.0)).values())
     monkeypatch.setattr(room, "free_disk", lambda root: without)
     with pytest.raises(Refusal, match=r"of disk in .*: with --store.keep_every 0 it fits$"):

@@ -149,10 +149,12 @@ def is_keeping_due(every: float, state: RunState) -> bool:
     At each such share of the budget, or at each so many versions of the slowest fragment; however many of those have
     gone by since the last one, one is kept.
     """
+    if not every:
+        return False
     last = state.last_kept or state.start
     if every >= 1:
         return min(at.version for at in state.fragments) // every > min(last.versions) // every
-    return every > 0 and int(state.progress / every) > int(last.progress / every)
+    return int(state.progress / every) > int(last.progress / every)
 
 
 class Pacer:
