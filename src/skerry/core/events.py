@@ -151,7 +151,7 @@ class Checkpoint(Struct, frozen=True):
     """Write the fragment's newest version to a file, behind everything else."""
 
     fragment: int
-    version: int
+    version: int  # the newest when this was ordered; it may be a later one when it is carried out
 
 
 class Dismiss(Struct, frozen=True):

@@ -256,8 +256,9 @@ class SyncerNode:
                 self._merges_waiting.append(action)
                 self._begin_merges()
             case Checkpoint():
-                p = action.fragment
-                self.pool.submit(partial(self._checkpoint, p, action.version, self.values[p]), "behind")
+                # Of merges that ended together all are installed by now, a later one of this fragment among them.
+                p, version = action.fragment, self.machine.state.fragments[action.fragment].version
+                self.pool.submit(partial(self._checkpoint, p, version, self.values[p]), "behind")
             case Dismiss():
                 self._dismiss(action)
             case Finish():

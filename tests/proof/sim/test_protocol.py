@@ -65,6 +65,12 @@ def test_rare_things_happen_on_fixed_seeds(caplog):
     assert all(result.saw[name] for name in often), {n: result.saw[n] for n in often if not result.saw[n]}
 
 
+@pytest.mark.parametrize("seed", [1212], ids=["a checkpoint ordered before its fragment's next merge was taken in"])
+def test_seeds_that_have_broken_one(seed, caplog):
+    caplog.set_level("CRITICAL")
+    without_violation([seed])
+
+
 def test_fresh_seeds_break_no_invariant(caplog):
     caplog.set_level("CRITICAL")
     print(f"fresh seeds from {FIRST} on: SKERRY_FIRST_SEED={FIRST} repeats them")

@@ -143,7 +143,6 @@ class SyncerProcess:
         return self.world.now + self.clock_ahead_s
 
     def tick(self) -> None:
-        self._leave_if_finished()
         self.is_serving = self.is_serving and not self.is_dead and not self.node.finished
         if not self.is_serving:
             return
