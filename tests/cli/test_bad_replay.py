@@ -16,7 +16,7 @@ from skerry.store import Store
 
 KEYS = {
     "identical", "merges", "recomputed", "record", "checks", "violations", "violated", "first_difference",
-    "left_out", "model_sha256", "run_dir",
+    "left_out", "skipped", "begins", "model_sha256", "run_dir",
 }  # fmt: skip
 
 

@@ -137,9 +137,9 @@ def step_back(store: Store, state: RunState, damage: Damage) -> SteppedBack:
     """A new version with the values of the newest that can be had: what was merged since is lost."""
     to = versions.last_reachable(store, damage.fragment, damage.at)
     if to is None:
+        kept = f", or go back to a kept version of all: skerry rollback {store.root}" if state.kept else ""
         raise FileDamaged(
-            f"{damage}: {damage.what}; no earlier version can be had: start with --repair, without previous, "
-            f"or go back to a kept version of the model: skerry rollback {store.root}"
+            f"{damage}: {damage.what}; no earlier version can be had: start with --repair, without previous{kept}"
         )
     return back_to(store, state, damage.fragment, to)
 
