@@ -99,9 +99,7 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     deltas_kept: int = 4  # newest deltas per fragment kept in memory for learners a few versions behind
     segment_bytes: int = 8 << 20
     checkpoint_every: int = 16  # versions of a fragment from one whole file of it to the next; between them, a journal
-    keep_every: float = (
-        0.25  # a version of the whole model is kept for good: below 1 a share of the budget, else versions
-    )
+    keep_every: float = 0.25  # keep a whole version for good: below 1 a share of the budget, else versions; 0: none
     record: Literal["decisions", "full"] = "decisions"  # full: also every merged contribution's bytes, for replay
 
 
