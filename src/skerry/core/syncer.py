@@ -23,9 +23,10 @@ kept up as it changes (`core/roster.py`). Only the closing goes through everybod
     stop, settle, merge, end                                             core/closing.py
 
 What decides owns its own state and nothing else: `Held` what is held, `Roster` who can do what, `Rounds` the open
-rounds and measured times, `Closing` when the end began, `Member` what one learner said and was told. Each decides from
-a frozen `View` (`core/look.py`) and returns orders as plain values. Only the machine appends actions and applies facts
-to the state, each order before the next decision that could depend on it.
+rounds and measured times, `Closing` when the end began, `Checkpoints` what is being written whole, `Member` what one
+learner said and was told. Each decides from a frozen `View` (`core/look.py`) or the state, and returns orders as plain
+values. Only the machine appends actions and applies facts to the state, each order before the next decision that could
+depend on it.
 
 `state` is the fold of the tape. The machine applies a fact when it orders its record, a merge's once it is told that
 the merge has ended; so the tape has the order in which the machine applied, whatever order merges end in. Whatever
@@ -51,6 +52,7 @@ from collections.abc import Iterable
 
 from skerry.config import Config
 from skerry.core import admission
+from skerry.core.checkpoints import Checkpoints
 from skerry.core.clock import Clock
 from skerry.core.closing import Closing
 from skerry.core.decision import decision_of
@@ -100,7 +102,7 @@ from skerry.core.quorum import quorum_size
 from skerry.core.roster import Roster
 from skerry.core.rounds import Rounds
 from skerry.core.samples import Samples
-from skerry.core.schedule import is_keeping_due, spent_at, stage_of, sync_every_in
+from skerry.core.schedule import spent_at, stage_of, sync_every_in
 from skerry.core.state import RunState
 from skerry.core.vocabulary import Ending, Fate, Refusal, Sight, Stage
 
@@ -122,9 +124,7 @@ class SyncerMachine:
         self.refused: dict[Refusal, int] = {}
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
-        self.checkpointing: set[int] = set()  # fragments whose checkpoint is being written
-        self._keeping: tuple[int, ...] = ()  # the least versions of which a version to keep is made; none: none is due
-        self._kept_at = 0.0  # progress when that was due
+        self.checkpoints = Checkpoints(config.store)
         self._ending: Ending | None = None  # why this process is to end, once everything has its checkpoint
         self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the tape says
         self._actions: list[SyncerAction] = []
@@ -414,64 +414,27 @@ class SyncerMachine:
         self.rounds.merge_ended(decision, self.roster.ready, self.clock.now)
         for member in self.roster:
             self._publish(member, [p])
-        self._checkpoint_one()
+        self._advance_checkpoints()
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
-    def _checkpoint_one(self) -> None:
-        """The fragment that is longest due, unless another is being written: they are to disturb nobody.
+    def _advance_checkpoints(self) -> None:
+        """Once the run closes, no further version is kept: the last one is the model."""
+        if self.closing is None and (kept := self.checkpoints.keep(self.state, self.elapsed_s)):
+            self._record(kept)
+        self._checkpoint(self.checkpoints.next(self.state))
 
-        A version that is to be kept goes before, so that its fragments are not far apart.
-        """
-        lacking = self._keep()
-        if self.checkpointing:
-            return
-        if lacking:
-            self._checkpoint(lacking[0])
-            return
-        overdue = {p: self._overdue(p) for p in range(len(self.held))}
-        worst = max(overdue, key=lambda p: overdue[p])
-        if overdue[worst] >= 0:
-            self._checkpoint(worst)
-
-    def _keep(self) -> list[int]:
-        """The fragments that still lack a checkpoint for the version that is to be kept; once there are none, it is.
-
-        It is made of the newest checkpoints, none of an earlier version than when it was due. So it needs no memory: if
-        this process ends, the next begins it again, and finds done what is done.
-        """
-        state = self.state
-        if self.closing is not None or not (self._keeping or is_keeping_due(self.config.store.keep_every, state)):
-            return []
-        if not self._keeping:
-            self._keeping, self._kept_at = tuple(at.version for at in state.fragments), self.progress
-        newest = [at.checkpoints[-1] for at in state.fragments]
-        lacking = [p for p, (c, least) in enumerate(zip(newest, self._keeping, strict=True)) if c.version < least]
-        if not lacking:
-            self._keeping = ()
-            number = 1 + (state.last_kept.number if state.last_kept else 0)
-            versions, files = tuple(c.version for c in newest), tuple(c.file for c in newest)
-            self._record(Kept(number, versions, files, self._kept_at, self.elapsed_s))
-        return lacking
-
-    def _overdue(self, p: int) -> int:
-        """By how many versions; the first of each fragment come staggered, so that they take turns later too."""
-        every, at = self.config.store.checkpoint_every, self.state.fragments[p]
-        last = at.checkpoints[-1].version
-        return at.version - last - (every if last else 1 + p * every // len(self.held))
-
-    def _checkpoint(self, p: int) -> None:
-        if p not in self.checkpointing:
-            self.checkpointing.add(p)
+    def _checkpoint(self, fragments: Iterable[int]) -> None:
+        for p in fragments:
             self._do(Checkpoint(p, self.state.fragments[p].version))
 
     def _checkpointed(self, fact: Checkpointed) -> None:
-        self.checkpointing.remove(fact.fragment)
+        self.checkpoints.under_way.remove(fact.fragment)
         self._record(fact)
         if self._ending:
             self._end_once_whole(self._ending)
         else:
-            self._checkpoint_one()
+            self._advance_checkpoints()
 
     def _begin_ending(self, why: Ending) -> None:
         """Nothing is left to do for this process but to write what makes the next start quick."""
@@ -479,10 +442,8 @@ class SyncerMachine:
         self._end_once_whole(why)
 
     def _end_once_whole(self, why: Ending) -> None:
-        lacking = [p for p, at in enumerate(self.state.fragments) if at.checkpoints[-1].version < at.version]
-        for p in lacking:
-            self._checkpoint(p)
-        if not lacking and not self.checkpointing:
+        self._checkpoint(self.checkpoints.last(self.state))
+        if not self.checkpoints.under_way:
             self._do(Finish(why))
 
     # ------------------------------------------------------------------------------------------ publication
