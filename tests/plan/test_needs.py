@@ -11,7 +11,7 @@ from skerry.plan import needs
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, RunPlan, sizes_of, stretch
 from skerry.run import room
-from skerry.store.journal import FILE_BYTES
+from skerry.store.journal import FILE_BYTES_MIN
 
 TENSORS = tuple(Tensor(f"w{i}", (64, 32)) for i in range(8))
 INT4 = {"codec_up": "int4", "codec_down": "int4"}
@@ -93,7 +93,7 @@ def test_disk_of_a_real_run(started):
     assert sum(files) - 12 * HEADER_BYTES == (4 + 12 + 12) * sum(sizes(pair))
     assert told["files"] == (4 + 12 + 12) * sum(sizes(pair)) + 12 * max(sizes(pair))  # and one that is being written
     every = config.store.checkpoint_every
-    assert every * 2 * sum(sizes(pair)) <= sum(entries) <= told["journal"] - FILE_BYTES
+    assert every * 2 * sum(sizes(pair)) <= sum(entries) <= told["journal"] - FILE_BYTES_MIN
     assert told["recorded_per_hour"] == 0
 
 

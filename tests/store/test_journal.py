@@ -11,12 +11,12 @@ from skerry.errors import FileDamaged
 from skerry.proof.sim.files import CrashFiles
 from skerry.store import Store
 from skerry.store.files import DiskFiles
-from skerry.store.journal import FILE_BYTES, JOURNAL, Journal, Place, read, where
+from skerry.store.journal import FILE_BYTES_MAX, JOURNAL, Journal, Place, read, where
 
 DATA = [b"first", b"", b"the third one", bytes(range(256))]
 
 
-def opened(files: CrashFiles, file_bytes: int = FILE_BYTES) -> Journal:
+def opened(files: CrashFiles, file_bytes: int = FILE_BYTES_MAX) -> Journal:
     journal = Journal(files)
     journal.file_bytes = file_bytes
     return journal

@@ -55,7 +55,7 @@ from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.node.work import AtOnce, Pool
-from skerry.store.journal import Place
+from skerry.store.journal import Place, file_bytes
 from skerry.store.store import RECORD, Store
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
@@ -150,6 +150,8 @@ class SyncerNode:
         self._commits = 0
         self.commits_per_collect = COMMITS_PER_COLLECT
         self.log = Log(store, lambda: self.clock(), observer)
+        version_bytes = sum(algebra.payload_bytes("bf16", fragment) for fragment in self.fragments)
+        store.journal.file_bytes = file_bytes(self.config.store.checkpoint_every * version_bytes)
         started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)

@@ -9,6 +9,7 @@ what `store.record = "full"` keeps, and versions that are kept by their number c
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from skerry.config import Config
 from skerry.config import Store as Keeping
 from skerry.errors import Refusal
 from skerry.node.syncer import DELTAS_BYTES
-from skerry.store.journal import FILE_BYTES
+from skerry.store.journal import file_bytes
 from skerry.text import size
 
 STATE_BYTES = 12  # an element of a version: value, velocity, residual
@@ -43,10 +44,13 @@ def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
 
 def disk(sizes: Sequence[int], store: Keeping) -> dict[str, int]:
     """Bytes that lie on the disk at most, by what for."""
+    total = sum(sizes)
+    version = DELTA_BYTES * total
     return {
-        "files": (GENESIS_BYTES + CHECKPOINTS * STATE_BYTES) * sum(sizes) + STATE_BYTES * max(sizes),
-        "kept": kept_versions(store.keep_every) * STATE_BYTES * sum(sizes),
-        "journal": (2 * store.checkpoint_every + 1) * DELTA_BYTES * sum(sizes) + FILE_BYTES,  # removed by the file
+        "files": (GENESIS_BYTES + CHECKPOINTS * STATE_BYTES) * total + STATE_BYTES * max(sizes),
+        "kept": kept_versions(store.keep_every) * STATE_BYTES * total,
+        # what nobody needs is removed by the file
+        "journal": (2 * store.checkpoint_every + 1) * version + file_bytes(store.checkpoint_every * version),
     }
 
 
@@ -82,7 +86,7 @@ def _less(store: Keeping, sizes: Sequence[int], free: int) -> str:
 
 
 def free_disk(root: Path) -> int:
-    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.exists(folder))
     return shutil.disk_usage(there).free
 
 

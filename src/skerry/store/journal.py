@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 JOURNAL = "journal"
-FILE_BYTES = 256 << 20  # a file is left behind when it is as long: what nobody needs is removed by the file
+# A file is left behind when it is so long, by the size of the model: what nobody needs is removed by the file.
+FILE_BYTES_MIN, FILE_BYTES_MAX = 1 << 20, 256 << 20
 
 
 class Place(NamedTuple):
@@ -41,7 +42,7 @@ class Journal:
 
     def __init__(self, files: FileSystem) -> None:
         self._files = files
-        self.file_bytes = FILE_BYTES
+        self.file_bytes = FILE_BYTES_MAX
         self._number, self._size = 0, 0  # where the next entry is placed; 0: in a file that is yet to be chosen
         self._begun, self._end = 0, 0  # the file that is written to, and up to where it was
 
@@ -76,6 +77,11 @@ class Journal:
         for number in stale:
             self._files.remove(_name(number))
         return len(stale)
+
+
+def file_bytes(entries_bytes: int) -> int:
+    """How long a file should be where so much is written between two checkpoints."""
+    return min(FILE_BYTES_MAX, max(FILE_BYTES_MIN, entries_bytes))
 
 
 def read(files: FileSystem, at: Place) -> bytes | None:
