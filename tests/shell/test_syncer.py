@@ -106,6 +106,13 @@ def test_its_status_says_who_it_is_and_where_things_stand(tmp_path):
     assert not list(serving.run_dir.glob("*.tmp"))
 
 
+def test_its_status_says_that_rounds_wait_for_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("skerry.node.syncer.BEHIND_BYTES", -1)  # as if more waited than may
+    with Serving(tmp_path) as serving:
+        waits = until(lambda: (status_of(serving.run_dir) or {}).get("waiting"), "a status")
+        assert waits == "for the disk: 0 B of merges are to be written"
+
+
 def test_a_status_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     with Serving(tmp_path) as serving:
         (serving.run_dir / "status.json.tmp").mkdir()

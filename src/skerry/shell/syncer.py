@@ -25,6 +25,7 @@ from skerry.node.syncer import SyncerNode, Work
 from skerry.node.turns import LINE_MAX, SyncerDriver
 from skerry.shell.workers import Workers
 from skerry.store.store import Store
+from skerry.text import size
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox
 
@@ -121,7 +122,9 @@ class SyncerShell:
         It is not durable, and nothing depends on it.
         """
         record = telemetry.status(self.node.machine, self.server.bytes_in, self.server.bytes_out, time.time())
-        record |= {"pid": os.getpid(), "address": self.server.address}
+        record |= {"pid": os.getpid(), "address": self.server.address, "unwritten_bytes": self.node.log.waiting_bytes}
+        if self.node.is_disk_behind:
+            record["waiting"] = f"for the disk: {size(self.node.log.waiting_bytes)} of merges are to be written"
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
         status = msgspec.json.encode(record)
         self.server.show(status)
