@@ -173,6 +173,8 @@ class SyncerMachine:
                 self._merged(event)
             case CheckpointDone():
                 self._checkpointed(event.fact)
+            case Interrupted() if self._ending:
+                pass  # the run is closed, and this process ends as soon as it can
             case Interrupted():
                 self._record(Paused(self._unwritten_seen(), self.elapsed_s))
                 self._begin_ending("interrupted")

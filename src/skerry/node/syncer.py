@@ -200,9 +200,9 @@ class SyncerNode:
 
         Once this process is finished it is dropped, and nobody has heard of it.
         """
+        self.log.take_ended()
         if self.finished:
             return False
-        self.log.take_ended()
         self._begin_merges()
         ended = self.pool.ended()
         if not self.machine.is_interrupted:

@@ -78,7 +78,11 @@ def _opened(path: Path) -> Iterator[Any]:
 def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
     """Embeddings by the file's metadata, else by 'emb' in the name."""
     said = (file.metadata() or {}).get(METADATA)
-    embeddings = set(json.loads(said)["embeddings"]) if said else {name for name in shapes if "emb" in name.lower()}
+    try:
+        named = set(json.loads(said)["embeddings"]) if said else None
+    except (ValueError, KeyError, TypeError):
+        raise ModelError(f"{path}: its metadata {METADATA!r} names no embeddings: leave it out") from None
+    embeddings = {name for name in shapes if "emb" in name.lower()} if named is None else named
     try:
         return layout_of(Tensor(n, dims, "embedding" if n in embeddings else "other") for n, dims in shapes.items())
     except ValueError as error:

@@ -131,7 +131,7 @@ def freed(root: Path, state: RunState, choice: Choice) -> dict[str, int]:
     after = msgspec.structs.replace(state, kept=[v for v in state.kept if v.number not in choice.kept])
     needed = after.files
     return {
-        "tape": _bytes(path for path in _in(root / "tape") if _number(path) < choice.first),
+        "tape": _bytes(path for path in _in(root / "tape") if _is_before(path, choice.first)),
         "contributions": _bytes(path for path in _in(root / RECORD) if path.name[:64] not in choice.payloads),
         "checkpoints": _bytes(path for path in _in(root / FILES) if path.name not in needed),
     }
@@ -141,9 +141,10 @@ def _in(folder: Path) -> Iterator[Path]:
     return folder.iterdir() if folder.is_dir() else iter(())
 
 
-def _number(path: Path) -> int:
-    """Of the segment that a file of the tape belongs to."""
-    return int(path.name.partition(".")[0])
+def _is_before(path: Path, segment: int) -> bool:
+    """Whether it is a file of the tape, and of an earlier segment."""
+    number = path.name.partition(".")[0]
+    return number.isdecimal() and int(number) < segment
 
 
 def _bytes(paths: Iterator[Path]) -> int:

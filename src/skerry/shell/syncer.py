@@ -44,6 +44,7 @@ class SyncerShell:
         _allow_files()
         self.inbox = Inbox(LINE_MAX)
         self.root = store.root
+        self._is_status_waiting = False  # for the disk
         self.learners = Learners()
         cores = len(os.sched_getaffinity(0))
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic, threads=cores)
@@ -128,9 +129,12 @@ class SyncerShell:
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
         status = msgspec.json.encode(record)
         self.server.show(status)
-        self.node.log.then(partial(self._keep_status, status))  # a file must not tell of more than the tape does
+        if not self._is_status_waiting:  # a file must not tell of more than the tape does
+            self._is_status_waiting = True
+            self.node.log.then(partial(self._keep_status, status))
 
     def _keep_status(self, status: bytes) -> None:
+        self._is_status_waiting = False
         try:
             write_json(self.root / "status.json", msgspec.Raw(status))
         except OSError as error:  # if the disk is full, the store says so at its next commit, and stops
