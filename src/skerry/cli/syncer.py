@@ -199,18 +199,20 @@ def _first(options: argparse.Namespace, overrides: Overrides) -> First:
     config = configs.validate(configs.resolve(_base(options), options.config, overrides))
     shape_of(config.model)
     if options.genesis is not None:
-        room.check(options.run, config, _sizes(read_layout(options.genesis), config), is_new=True)
-        return config, *read_genesis(options.genesis)
+        return _that_fits(options.run, config, options.genesis)
     cli.need("torch", "torch", "the built-in model, without --genesis FILE")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "genesis.safetensors"
         make_genesis(config, made)
-        return config, *read_genesis(made)
+        return _that_fits(options.run, config, made)
 
 
-def _sizes(layout: fragments.Layout, config: configs.Config) -> list[int]:
+def _that_fits(root: Path, config: configs.Config, genesis: Path) -> First:
+    """Refused before a value is read if this machine cannot hold it."""
     sync = config.sync
-    return [fragment.size for fragment in fragments.split(layout, sync.num_fragments, sync.cut_tensors)]
+    split = fragments.split(read_layout(genesis), sync.num_fragments, sync.cut_tensors)
+    room.check(root, config, [fragment.size for fragment in split], is_new=True)
+    return config, *read_genesis(genesis)
 
 
 def make_genesis(config: configs.Config, path: Path) -> None:
