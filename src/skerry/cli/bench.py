@@ -94,7 +94,7 @@ def _join(words: Sequence[str]) -> int:
         prog="skerry bench join",
         description="A real learner without a training loop gets a model of random numbers from a real syncer process. "
         "Dotted overrides (--sync.num_fragments 48) change the run's configuration. The run lies in the folder for "
-        "temporary files (TMPDIR) and takes 12 bytes a parameter there.",
+        "temporary files (TMPDIR) and takes 4 bytes a parameter there.",
     )
     add = parser.add_argument
     add("--parameters", type=cli.counting(PARAMETERS), default="20M", metavar="N", help="of the model (%(default)s)")
