@@ -8,7 +8,7 @@ import skerry
 ROOT = Path(skerry.__file__).parent
 
 # What each folder of the product may import, besides itself and the shared leaves.
-LEAVES = {"errors", "config", "text", "stats", "drawing", "__version__"}
+LEAVES = {"errors", "config", "text", "stats", "drawing", "memory", "__version__"}
 INWARDS = {
     "core": set(),
     "algo": set(),

@@ -240,8 +240,9 @@ def test_a_delta_is_multiplied_by_the_gain_and_then_encoded(rule, codec, gain, t
 @every_rule
 def test_what_lies_in_the_scratch_does_not_matter(rule):
     held = hold_many(FRAGMENT, [1.0, 2.0])
-    scratch = np.full(FRAGMENT.size, np.nan, np.float32)
-    assert merging.merge(rule, FRAGMENT, held, scratch=scratch).tobytes() == merge(rule, FRAGMENT, held).tobytes()
+    scratch, out = np.full(FRAGMENT.size, np.nan, np.float32), np.full(4 * FRAGMENT.size, 255, np.uint8)
+    assert merging.merge(rule, FRAGMENT, held, scratch=scratch, out=out) is out
+    assert out.tobytes() == merge(rule, FRAGMENT, held).tobytes()
 
 
 def test_what_cannot_be_merged_is_refused():

@@ -209,11 +209,12 @@ def test_any_number_of_threads_gives_the_same_bits(codec, rule, threads):
 @every_codec
 def test_handed_in_buffers_are_filled_with_the_same_bits(rule, codec):
     state, delta = version_before(), gaussian(3).view(np.uint8)
-    buffers = [np.full(SIZE, np.nan, np.float32) for _ in range(4)]
     step = OuterStep(rule, 0.7, 0.9)
     fresh = advance(step, *state, "fp32", delta, codec)
-    filled = advance(step, *state, "fp32", delta, codec, out=tuple(buffers[:3]))
-    assert all(ours is buffer for ours, buffer in zip(filled[:3], buffers[:3], strict=True))
+    values = [np.full(SIZE, np.nan, np.float32) for _ in range(4)]
+    out = (*values[:3], np.full_like(fresh.payload, 255))
+    filled = advance(step, *state, "fp32", delta, codec, out=out)
+    assert all(ours is buffer for ours, buffer in zip(filled[:4], out, strict=True))
     assert bits(filled) == bits(fresh)
-    assert adopt(codec, filled.payload, state[0], out=buffers[3]) is buffers[3]
-    assert buffers[3].tobytes() == filled.theta.tobytes()
+    assert adopt(codec, filled.payload, state[0], out=values[3]) is values[3]
+    assert values[3].tobytes() == filled.theta.tobytes()

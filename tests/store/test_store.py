@@ -347,3 +347,15 @@ def test_disk_files_name_the_file_that_failed(tmp_path: Path) -> None:
             call()
         assert caught.value.filename == "absent"
     files.close()
+
+
+def test_a_long_file_that_was_synced_goes_on_where_it_ended(tmp_path):
+    """Its pages have left the memory by then, all but the last, which is not full."""
+    files = DiskFiles(tmp_path)
+    long = bytes(range(256)) * 8192 + b"and a bit"
+    files.write("long", [long])
+    files.sync("long")
+    files.append("long", long)
+    files.sync("long")
+    files.close()
+    assert (tmp_path / "long").read_bytes() == 2 * long

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from skerry import errors
 from skerry.core.messages import PROTOCOL, Contribution, Done, FragmentPosition, Hello, Publication, Report, Welcome
 from skerry.errors import ProtocolError
+from skerry.memory import Arrays
 from skerry.wire import frames
 from skerry.wire.frames import (
     CHUNK_BYTES,
@@ -317,7 +318,7 @@ def test_transfers_in_progress_are_bounded():
 
 
 def test_bytes_in_progress_are_bounded():
-    transfers = Transfers()
+    transfers = Transfers(Arrays())
     assert transfers.open(1, frames.TRANSFER_BYTES_MAX - 1, contribution(1)) is None
     with pytest.raises(ProtocolError, match="exceed"):
         transfers.open(2, 2, contribution(1))

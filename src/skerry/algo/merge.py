@@ -45,10 +45,11 @@ def merge(
     gain: float = 1.0,
     threads: int = 1,
     scratch: F32 | None = None,
+    out: U8 | None = None,
 ) -> U8:
     """The payload of gain · the merged delta of contributions in learner-id order, whose padding is left out.
 
-    `scratch` is an array to work in, of the fragment's size, that nobody reads meanwhile.
+    `scratch` is an array to work in, of the fragment's size, that nobody reads meanwhile; `out` is for the payload.
     """
     assert held, "a merge needs at least one contribution"
     if rule not in RULES:
@@ -58,7 +59,9 @@ def merge(
     factors = RULES[rule](fragment, held, total, threads)
     for slot in fragment.slots:
         total[slot.offset + slot.size : slot.padded_stop] = 0.0
-    return _encoded(codec, fragment, gain, factors, total, threads)
+    payload = np.empty(codecs.payload_bytes(codec, fragment.size), np.uint8) if out is None else out
+    _encode(codec, fragment, gain, factors, total, codecs.writable(codec, payload, fragment.size), threads)
+    return payload
 
 
 def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
@@ -194,9 +197,8 @@ def _opened(fragment: Fragment, held: Sequence[Held]) -> list[tuple[int, U8]]:
     return [(codecs.number(c.codec), codecs.readable(c.codec, c.payload, fragment.size)) for c in held]
 
 
-def _encoded(codec: str, fragment: Fragment, gain: float, factors: F64, x: F32, threads: int) -> U8:
-    """The payload of gain · (factors[slot] · x)."""
-    payload = np.empty(codecs.payload_bytes(codec, fragment.size), np.uint8)
+def _encode(codec: str, fragment: Fragment, gain: float, factors: F64, x: F32, payload: U8, threads: int) -> None:
+    """payload ← gain · (factors[slot] · x)."""
     scales = (np.float32(gain), frozen(factors.astype(np.float32)))
     rows = (fragment.row_start, fragment.row_stop, fragment.row_slot)
 
@@ -204,4 +206,3 @@ def _encoded(codec: str, fragment: Fragment, gain: float, factors: F64, x: F32, 
         kernels.encode_scaled(codecs.number(codec), *scales, *rows, frozen(x), payload, row_lo, row_hi)
 
     over_rows(work, fragment.row_count, threads)
-    return payload

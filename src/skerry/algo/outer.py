@@ -55,15 +55,15 @@ def advance(
     delta: Array,
     codec: str,
     threads: int = 1,
-    out: tuple[F32, F32, F32] | None = None,
+    out: tuple[F32, F32, F32, U8] | None = None,
 ) -> Advanced:
     """The next version: x, b' = step(Θ + e, b, decoded Δ), d = Q(x − Θ), Θ' = Θ + decode(d), e' = x − Θ'.
 
-    One pass over memory. The payload d is always fresh, for it outlives the call; `out` is for Θ', b' and e'.
+    One pass over memory; `out` is for Θ', b', e' and the payload d.
     """
-    theta_new, velocity_new, error_new = out or (np.empty_like(theta), np.empty_like(theta), np.empty_like(theta))
+    theta_new, velocity_new, error_new, payload = out or _fresh(codec, theta.size)
     check_flat(theta.size, theta, velocity, error, theta_new, velocity_new, error_new)
-    payload = np.empty(codecs.payload_bytes(codec, theta.size), np.uint8)
+    payload = codecs.writable(codec, payload, theta.size)
     source = codecs.readable(delta_codec, delta, theta.size)
     rule, rates = _number(step.rule), frozen(_rates(step))
     before = np.zeros_like(velocity) if is_multiple(step.version, step.restart) else velocity
@@ -91,6 +91,11 @@ def advance(
 
     over_rows(work, -(-theta.size // ROW), threads)
     return Advanced(theta_new, velocity_new, error_new, payload, not bad)
+
+
+def _fresh(codec: str, size: int) -> tuple[F32, F32, F32, U8]:
+    theta, velocity, error = (np.empty(size, np.float32) for _ in range(3))
+    return theta, velocity, error, np.empty(codecs.payload_bytes(codec, size), np.uint8)
 
 
 def adopt(codec: str, payload: Array, theta_old: F32, threads: int = 1, out: F32 | None = None) -> F32:

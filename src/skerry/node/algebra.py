@@ -16,11 +16,11 @@ from skerry.algo import codecs, outer
 from skerry.algo import merge as merging
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
-from skerry.algo.memory import Arrays
 from skerry.algo.merge import Held
 from skerry.algo.outer import OuterStep
 from skerry.core.facts import Decision
 from skerry.errors import FileDamaged
+from skerry.memory import Arrays
 
 Array = Any  # a flat float32 array; the simulator's integer
 Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire
@@ -93,7 +93,7 @@ class Float32:
     """The real one."""
 
     def __init__(self) -> None:
-        self._arrays = Arrays()  # of versions
+        self._arrays, self._deltas, self._payloads = Arrays(), Arrays(), Arrays()  # of versions, merged, published
 
     def load(self, data: bytes, fragment: Fragment) -> Values:
         """What `parts` made."""
@@ -121,8 +121,9 @@ class Float32:
 
     def merge(self, decision: Decision, fragment: Fragment, held: list[Held], threads: int = 1) -> memoryview:
         """The merged delta as it is applied: its gain taken, rounded as decided."""
-        scratch = self._arrays.take(fragment.size)
-        merged = merging.merge(decision.rule, fragment, held, decision.delta, decision.gain, threads, scratch)
+        scratch = self._arrays.take(fragment.size, np.float32)
+        out = self._deltas.take(self.payload_bytes(decision.delta, fragment), np.uint8)
+        merged = merging.merge(decision.rule, fragment, held, decision.delta, decision.gain, threads, scratch, out)
         return merged.data
 
     def entry(self, delta: Payload) -> Payload:
@@ -132,9 +133,10 @@ class Float32:
     def advance(self, step: Step, fragment: Fragment, old: Values, delta: Payload, threads: int = 1) -> Merged:
         """Outer step and published delta, from the merged delta as it is applied."""
         how = OuterStep(step.outer, step.lr, step.momentum, step.version, step.delay, step.restart)
-        new = Values(*(self._arrays.take(fragment.size) for _ in Values._fields))
+        new = Values(*(self._arrays.take(fragment.size, np.float32) for _ in Values._fields))
+        published = self._payloads.take(self.payload_bytes(step.codec, fragment), np.uint8)
         encoded = np.frombuffer(delta, np.uint8)
-        advanced = outer.advance(how, *old, step.delta, encoded, step.codec, threads, out=new)
+        advanced = outer.advance(how, *old, step.delta, encoded, step.codec, threads, (*new, published))
         assert advanced.finite, f"fragment {fragment.index} version {step.version} is not finite"
         return Merged(new, advanced.payload.data, self.digest(new.theta), self.state_digest(new))
 

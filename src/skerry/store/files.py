@@ -8,6 +8,7 @@ and the simulator hand in their own. It does not know what the files mean.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ from .lock import LOCK, take
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+CACHED_BYTES = 1 << 20  # a shorter file may stay in memory
 
 
 class FileSystem(Protocol):
@@ -98,8 +101,10 @@ class DiskFiles:
         with _naming(name):
             fd = self._kept(name)
             os.fsync(fd)
-            if os.fstat(fd).st_nlink == 0:  # we would be writing where nobody will read
+            found = os.fstat(fd)
+            if found.st_nlink == 0:  # we would be writing where nobody will read
                 raise OSError(errno.ESTALE, "deleted or replaced while in use")
+            _leave_cache(fd, found.st_size)
 
     def rename(self, source: str, target: str) -> None:
         self._forget(source)
@@ -179,6 +184,15 @@ def flat(part: Buffer) -> memoryview:
 def _write_all(fd: int, data: memoryview) -> None:
     while data:
         data = data[os.write(fd, data) :]
+
+
+def _leave_cache(fd: int, size: int) -> None:
+    """Give back the memory of what was synced: a long file is read again after a crash only.
+
+    The last page stays where it is not full, or the next append would have to read it first.
+    """
+    if size >= CACHED_BYTES and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, size - size % mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
 
 
 def _make_root(root: Path) -> None:

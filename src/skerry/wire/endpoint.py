@@ -27,6 +27,7 @@ from typing import TypedDict
 
 from skerry.core.messages import Message
 from skerry.errors import ProtocolError, WireError, one_line
+from skerry.memory import Arrays
 from skerry.wire import frames
 from skerry.wire.connection import Connection, Meter, Outgoing, Role
 from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload
@@ -80,6 +81,7 @@ class TcpEndpoint(ABC):
         self._bytes_per_s = mbit_max * BYTES_PER_MBIT  # of payloads to one peer; 0: no bound
         self._held_back: dict[Connection, None] = {}  # bulk connections that the rate lets send no more at present
         self._meter = Meter()
+        self._arrays = Arrays()  # of all payloads that come in
         self._peers: dict[int, Peer] = {}
         self._connections: dict[Connection, None] = {}  # a set that keeps its order: the oldest first
         self._peer_ids = itertools.count(1)
@@ -301,8 +303,9 @@ class TcpEndpoint(ABC):
         if peer is None:
             return
         stream = lane % peer.streams
-        peer.bulk_queue(stream).append(outgoing)
-        if stream in peer.bulk:
+        queue = peer.bulk_queue(stream)
+        queue.append(outgoing)
+        if stream in peer.bulk and len(queue) == 1:  # else the socket took no more, and says when it does
             self._write(peer.bulk[stream])
 
     def _drop(self, peer_id: int, reason: str) -> None:
@@ -325,7 +328,7 @@ class TcpEndpoint(ABC):
 
     def _adopt(self, sock: socket.socket, address: str) -> Connection:
         deadline = time.monotonic() + self._handshake_s
-        connection = Connection(sock, address, Parser(self._dialect), self._meter, deadline)
+        connection = Connection(sock, address, Parser(self._dialect, self._arrays), self._meter, deadline)
         self._connections[connection] = None
         return connection
 

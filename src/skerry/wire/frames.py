@@ -32,6 +32,7 @@ from msgspec import Struct
 
 from skerry.core.messages import Contribution, LearnerMessage, Lent, Message, Publication, SyncerMessage
 from skerry.errors import ProtocolError
+from skerry.memory import Arrays
 
 MAGIC = b"SKRY"
 FRAME_VERSION = 1
@@ -213,9 +214,9 @@ class Parser:
     chunk is received straight into its payload. After a ProtocolError the parser is spent.
     """
 
-    def __init__(self, dialect: Dialect, transfers: Transfers | None = None) -> None:
+    def __init__(self, dialect: Dialect, arrays: Arrays | None = None) -> None:
         self.legal = STRANGER
-        self.transfers = transfers or Transfers()
+        self.transfers = Transfers(arrays or Arrays())
         self._dialect = dialect
         self._filled = 0  # bytes of the target that are here
         self._complete: Callable[[], Delivery | Handshake | None]
@@ -337,9 +338,10 @@ class Parser:
 
 
 class Transfers:
-    """The payloads on their way over one bulk connection."""
+    """The payloads on their way over one bulk connection, in memory that those before them had."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
         self._open: dict[int, _Transfer] = {}
         self._bytes = 0
 
@@ -352,10 +354,9 @@ class Transfers:
         if self._open and self._bytes + payload_bytes > TRANSFER_BYTES_MAX:
             raise ProtocolError(f"transfers in progress exceed {TRANSFER_BYTES_MAX} bytes")
         chunk_count = -(-payload_bytes // CHUNK_BYTES)
-        # Not a bytearray: its zeros would touch every page before a byte of the payload is here.
-        payload = np.empty(payload_bytes, np.uint8).data
         if not chunk_count:
-            return Delivery(message, payload)
+            return Delivery(message, memoryview(b""))
+        payload = self._arrays.take(payload_bytes, np.uint8).data
         self._open[transfer] = _Transfer(message, payload, bytearray(chunk_count), chunk_count)
         self._bytes += payload_bytes
         return None

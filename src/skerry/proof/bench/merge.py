@@ -21,9 +21,9 @@ from skerry.algo import codecs, outer
 from skerry.algo import merge as merging
 from skerry.algo.codecs import U8, Inspection
 from skerry.algo.fragments import F32, Fragment, padded, split
-from skerry.algo.memory import Arrays
 from skerry.algo.merge import Held
 from skerry.algo.outer import OuterStep
+from skerry.memory import Arrays
 from skerry.plan.layouts import even
 from skerry.proof.bench.reference import ROUNDS, Spread, Tell, check_memory, copy_gb_s, merge_bytes, spread
 
@@ -116,8 +116,8 @@ class _Work:
 
     def __init__(self, fragment: Fragment, rule: str, codec: str, payloads: list[U8], arrays: Arrays) -> None:
         self.fragment, self.rule, self.codec, self.payloads = fragment, rule, codec, payloads
-        self._arrays = arrays
-        self.version: tuple[F32, F32, F32] = self._taken()
+        self._arrays, self._deltas, self._published = arrays, Arrays(), Arrays()
+        self.version = self._taken()
         for array in self.version:
             array[:] = 0.0
         self.spare = np.zeros(fragment.size, np.float32)  # for the reference to copy to
@@ -141,15 +141,17 @@ class _Work:
 
     def _delta(self, seen: Sequence[Inspection]) -> U8:
         held = [Held(self.codec, payload, 1.0, one.norms) for payload, one in zip(self.payloads, seen, strict=True)]
-        scratch = self._arrays.take(self.fragment.size)
-        return merging.merge(self.rule, self.fragment, held, DELTA_CODEC, scratch=scratch)
+        scratch = self._arrays.take(self.fragment.size, np.float32)
+        out = self._deltas.take(codecs.payload_bytes(DELTA_CODEC, self.fragment.size), np.uint8)
+        return merging.merge(self.rule, self.fragment, held, DELTA_CODEC, scratch=scratch, out=out)
 
     def _advance(self, delta: U8) -> outer.Advanced:
-        return outer.advance(STEP, *self.version, DELTA_CODEC, delta, self.codec, out=self._taken())
+        published = self._published.take(codecs.payload_bytes(self.codec, self.fragment.size), np.uint8)
+        return outer.advance(STEP, *self.version, DELTA_CODEC, delta, self.codec, out=(*self._taken(), published))
 
     def _taken(self) -> tuple[F32, F32, F32]:
-        size = self.fragment.size
-        return self._arrays.take(size), self._arrays.take(size), self._arrays.take(size)
+        theta, velocity, error = (self._arrays.take(self.fragment.size, np.float32) for _ in range(3))
+        return theta, velocity, error
 
     @property
     def bytes_moved(self) -> int:

@@ -6,29 +6,31 @@ slice of it, or a memoryview that waits in a socket's queue: Python counts them 
 
 import weakref
 from collections import deque
+from typing import Any
 
 import numpy as np
-
-from skerry.algo.codecs import U8
-from skerry.algo.fragments import F32
+import numpy.typing as npt
 
 ROOM = 1 / 8  # more than asked for, so that fragments of nearly the same size can use each other's memory
 
 
 class Arrays:
-    """Gives out float32 arrays of any content, on any thread; in all never more memory than was in use at once."""
+    """Gives out arrays of any content, on any thread; in all never more memory than was in use at once.
+
+    Those of one owner should be of about one size, for memory that does not fit the next array is let go.
+    """
 
     def __init__(self) -> None:
-        self._free: deque[U8] = deque()
+        self._free: deque[npt.NDArray[np.uint8]] = deque()
 
-    def take(self, size: int) -> F32:
-        block = self._block(4 * size)
+    def take(self, size: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        block = self._block(size * np.dtype(dtype).itemsize)
         # over a memoryview: numpy would have a slice of an array over an array refer to the latter alone
-        array = np.frombuffer(block.data, np.float32, size)
+        array = np.frombuffer(block.data, dtype, size)
         weakref.finalize(array, self._free.append, block).atexit = False
         return array
 
-    def _block(self, needed_bytes: int) -> U8:
+    def _block(self, needed_bytes: int) -> npt.NDArray[np.uint8]:
         """One that is free and fits; those that do not fit are forgotten, so that they do not add up."""
         most_bytes = int(needed_bytes * (1 + ROOM) ** 2)
         while True:

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from skerry.algo.memory import Arrays
+from skerry.memory import Arrays
 
 SIZE = 1000
 
@@ -17,13 +17,19 @@ def address(array: np.ndarray) -> int:
 
 def test_what_nobody_refers_to_is_used_again():
     arrays = Arrays()
-    first = arrays.take(SIZE)
+    first = arrays.take(SIZE, np.float32)
     assert first.dtype == np.float32 and first.shape == (SIZE,) and first.flags.writeable
     where = address(first)
-    second = arrays.take(SIZE)
+    second = arrays.take(SIZE, np.float32)
     assert address(second) != where
     del first
-    assert address(arrays.take(SIZE)) == where
+    assert address(arrays.take(SIZE, np.float32)) == where
+
+
+def test_memory_is_for_any_type():
+    arrays = Arrays()
+    where = address(arrays.take(4 * SIZE, np.uint8))
+    assert address(arrays.take(SIZE, np.float32)) == where
 
 
 @pytest.mark.parametrize(
@@ -42,26 +48,26 @@ def test_what_nobody_refers_to_is_used_again():
 )
 def test_what_anybody_can_still_read_is_left_alone(hold):
     arrays = Arrays()
-    first = arrays.take(SIZE)
+    first = arrays.take(SIZE, np.float32)
     first[:] = np.arange(SIZE)
     where, held = address(first), hold(first)
     expected = bytes(held)
     del first
     gc.collect()
-    others = [arrays.take(SIZE) for _ in range(3)]
+    others = [arrays.take(SIZE, np.float32) for _ in range(3)]
     for other in others:
         other[:] = -1
     assert where not in map(address, others) and bytes(held) == expected
     del held
-    assert address(arrays.take(SIZE)) == where
+    assert address(arrays.take(SIZE, np.float32)) == where
 
 
 def test_fragments_of_nearly_one_size_share_and_others_are_forgotten():
     arrays = Arrays()
-    where = address(arrays.take(SIZE))
-    assert address(arrays.take(SIZE + SIZE // 10)) == where
-    assert address(arrays.take(SIZE - SIZE // 10)) == where
-    arrays.take(3 * SIZE)
+    where = address(arrays.take(SIZE, np.float32))
+    assert address(arrays.take(SIZE + SIZE // 10, np.float32)) == where
+    assert address(arrays.take(SIZE - SIZE // 10, np.float32)) == where
+    arrays.take(3 * SIZE, np.float32)
     assert len(arrays._free) == 1
 
 
@@ -70,7 +76,7 @@ def test_threads_never_share():
 
     def work(mark: int) -> None:
         for _ in range(300):
-            array = arrays.take(SIZE)
+            array = arrays.take(SIZE, np.float32)
             array[:] = mark
             if not (array == mark).all():
                 errors.append(mark)
