@@ -70,7 +70,7 @@ def test_reports_do_not_fill_the_line_but_what_must_not_be_lost_does():
     assert len(hand.driver) == 1
     for peer in range(LINE_MAX - 1):
         hand.driver.offer(Opened(peer, ""))
-    assert hand.driver.is_full
+    assert hand.driver.room == 0
 
 
 def test_payloads_that_wait_in_line_or_are_looked_into_are_counted():

@@ -167,3 +167,24 @@ def test_memory_endpoint_waits_for_a_full_inbox():
         server.deliver()
     assert events[0] == Opened(at_server, f"memory:{at_server}")
     assert [event.message.number for event in events[1:]] == [0, 1, 2]
+
+
+def test_an_inbox_is_emptied_in_one_go():
+    inbox = Inbox(4)
+    assert inbox.drain(4, timeout_s=0.0) == []
+    lost = [Lost(peer, "gone") for peer in range(4)]
+    for event in lost:
+        inbox.put_nowait(event)
+    assert inbox.drain(3, timeout_s=0.0) == lost[:3]
+    inbox.put_nowait(None)
+    assert inbox.drain(9, timeout_s=0.0) == [lost[3], None]
+
+
+def test_what_is_drained_counts_until_it_is_settled():
+    inbox = Inbox(bytes_max=10)
+    for size in (6, 7):
+        inbox.put_nowait(Received(1, contribution(bytes(size)), memoryview(bytes(size))))
+    inbox.drain(9, timeout_s=0.0)
+    assert not inbox.has_room
+    inbox.settle(5)
+    assert inbox.has_room

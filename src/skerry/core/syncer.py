@@ -367,12 +367,13 @@ class SyncerMachine:
     # ------------------------------------------------------------------------------------------ the look
 
     def _view(self) -> View:
+        stage, quorum = self.stage, self.quorum
         return View(
             now=self.clock.now,
             elapsed_s=self.clock.elapsed_s,
-            stage=self.stage,
-            sync_every=self.sync_every,
-            quorum=self.quorum,
+            stage=stage,
+            sync_every=self._sync_every(stage, quorum),
+            quorum=quorum,
             roster=self.roster,
             ahead=len(self.ahead),
             held=self.held,
@@ -414,8 +415,9 @@ class SyncerMachine:
                     self._discard(row.learner, row.life, "died")  # the rest of a life that is over
         self._settle(decision.rows)
         self.rounds.merge_ended(decision, self.roster.ready, self.clock.now)
+        view = self._view()
         for member in self.roster:
-            self._publish(member, [p])
+            self._publish(member, [p], view)
         self._advance_checkpoints()
 
     # ------------------------------------------------------------------------------------------ checkpoints
@@ -450,15 +452,18 @@ class SyncerMachine:
 
     # ------------------------------------------------------------------------------------------ publication
 
-    def _publish(self, member: Member, fragments: Iterable[int]) -> None:
-        """Bring a learner up to date on these: one publication per fragment on its way, and no more than the window."""
+    def _publish(self, member: Member, fragments: Iterable[int], view: View | None = None) -> None:
+        """Bring a learner up to date on these: one publication per fragment on its way, and no more than the window.
+
+        A version is for all learners at once: they are handed the same view, which would cost as much as the rest.
+        """
         for p in fragments:
             if member.lacks(p, self.state.fragments[p].version):
                 member.waiting.setdefault(p)
         for p in self.window.admitted(member.sending, member.waiting) if member.waiting else ():
-            self._send_newest(member, p)
+            self._send_newest(member, p, view or self._view())
 
-    def _send_newest(self, member: Member, p: int) -> None:
+    def _send_newest(self, member: Member, p: int, view: View) -> None:
         """The newest version, and what is settled in it: read together, and not before its turn has come.
 
         A position read earlier or later than the version speaks of another merge: the learner would keep work that the
@@ -469,14 +474,14 @@ class SyncerMachine:
         del member.waiting[p]
         member.sending.add(p)
         at = self.state.ledger.settled(member.learner, member.life, p)
-        order = self._order(member, p, version)
+        order = self._order(member, p, version, view)
         self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress, order))
 
-    def _order(self, member: Member, p: int, version: int) -> int:
+    def _order(self, member: Member, p: int, version: int, view: View) -> int:
         """When its next contribution is due goes out with the version; one that is on its way comes first."""
         if self.closing is not None or not member.is_training:
             return 0
-        order = self.rounds.order(member, p, self._view())
+        order = self.rounds.order(member, p, view)
         is_coming = member.learner in self.held[p] or (p in member.asked and member.has_begun(p))
         if order and not is_coming:
             self.roster.asked(member, p, self.clock.now, order, version)
@@ -560,17 +565,21 @@ class SyncerMachine:
 
     @property
     def sync_every(self) -> int:
-        """H now: what the configuration says, or what a round takes the K quickest at it where that is longer.
+        """H now."""
+        return self._sync_every(self.stage, self.quorum)
+
+    def _sync_every(self, stage: Stage, quorum: int) -> int:
+        """What the configuration says, or what a round takes the K quickest at it where that is longer.
 
         Asked for sooner, contributions would lie waiting, and those who can keep up would leave the others behind.
         Longer still where merges wait for each other: a little more work in each costs less than the age of work that
         stands in line.
         """
-        taken = self.roster.round_steps(self.quorum)
+        configured, taken = sync_every_in(self.config.sync, stage), self.roster.round_steps(quorum)
         if taken is None:
-            return self.sync_every_configured
+            return configured
         crowd = max(1.0, self.rounds.under_way / self.config.merge.threads)
-        return max(self.sync_every_configured, math.ceil(taken * crowd))
+        return max(configured, math.ceil(taken * crowd))
 
     @property
     def sync_every_configured(self) -> int:

@@ -54,8 +54,9 @@ class SyncerDriver:
         return len(self._line)
 
     @property
-    def is_full(self) -> bool:
-        return len(self._line) >= LINE_MAX
+    def room(self) -> int:
+        """How many events more may be offered."""
+        return LINE_MAX - len(self._line)
 
     @property
     def waiting_bytes(self) -> int:

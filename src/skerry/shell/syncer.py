@@ -94,14 +94,9 @@ class SyncerShell:
         The inbox is told what still waits to be looked at: while that is too much, no further payloads are read.
         """
         wait_s = 0.0 if len(self.driver) else TICK_S
-        with contextlib.suppress(queue.Empty):
-            for _ in range(LINE_MAX):
-                if self.driver.is_full:
-                    break
-                event = self.inbox.get(timeout=wait_s)
-                if event is not None:  # else a worker's word that something has ended, which a turn takes in
-                    self.driver.offer(event)
-                wait_s = 0.0
+        for event in self.inbox.drain(self.driver.room, wait_s) if self.driver.room else ():
+            if event is not None:  # else a worker's word that something has ended, which a turn takes in
+                self.driver.offer(event)
         self.driver.turn()
         self.inbox.settle(self.driver.waiting_bytes)
 

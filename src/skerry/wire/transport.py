@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import Protocol
 
 from skerry.core.messages import Message
@@ -87,6 +87,18 @@ class Inbox(Queue[WireEvent | None]):
         """For payloads; one more is let in beyond the bound."""
         return self._waiting_bytes + self._taken_bytes <= self.bytes_max
 
+    def drain(self, count_max: int, timeout_s: float) -> list[WireEvent | None]:
+        """What is in it, in one go; where nothing is, the first that comes in time."""
+        try:
+            taken = [self.get(timeout=timeout_s)]
+        except Empty:
+            return []
+        with self.mutex:
+            while self._qsize() and len(taken) < count_max:
+                taken.append(self._get())
+            self.not_full.notify_all()
+        return taken
+
     def settle(self, waiting_bytes: int = 0) -> None:
         """Of all payloads that were taken out so many bytes still wait, and the others are done with."""
         self._taken_bytes = waiting_bytes
@@ -97,8 +109,9 @@ class Inbox(Queue[WireEvent | None]):
 
     def _get(self) -> WireEvent | None:
         item = super()._get()
-        self._waiting_bytes -= payload_bytes(item)
-        self._taken_bytes += payload_bytes(item)
+        if taken_bytes := payload_bytes(item):
+            self._waiting_bytes -= taken_bytes
+            self._taken_bytes += taken_bytes
         return item
 
 
