@@ -117,12 +117,17 @@ def test_it_says_what_a_look_at_everybody_would(story):
         check(hand.roster, hand.held, hand.now)
 
 
-def test_an_order_is_waited_for_by_steps_and_a_lost_one_is_known_from_the_next_report():
-    """Steps of 3/4 s at first: two more steps lie before its order, and patience begins with them."""
+def with_one_training() -> tuple[Hand, Member]:
     hand = Hand()
     a = hand.roster.members["a"]
     for _ in range(2):
         hand.report(a, 3, "training")
+    return hand, a
+
+
+def test_an_order_is_waited_for_by_steps_and_a_lost_one_is_known_from_the_next_report():
+    """Steps of 3/4 s at first: two more steps lie before its order, and patience begins with them."""
+    hand, a = with_one_training()
     hand.order(a, 0, 8)
     assert hand.roster.awaited[0] == {"a"} and not hand.roster.askable[0]
     assert a.expected_at(0) == 2 * a.step_s and a.asked[0].until == 2 * a.step_s + 2.0
@@ -135,10 +140,7 @@ def test_an_order_is_waited_for_by_steps_and_a_lost_one_is_known_from_the_next_r
 
 
 def test_a_learner_that_is_usually_slow_to_answer_is_given_more_time():
-    hand = Hand()
-    a = hand.roster.members["a"]
-    for _ in range(2):
-        hand.report(a, 3, "training")
+    hand, a = with_one_training()
     a.answer_s = 1.0
     hand.ask(a, 0)
     hand.now = 3.9
@@ -150,10 +152,7 @@ def test_a_learner_that_is_usually_slow_to_answer_is_given_more_time():
 
 
 def test_what_it_takes_to_answer_counts_from_the_step_that_was_ordered():
-    hand = Hand()
-    a = hand.roster.members["a"]
-    for _ in range(2):
-        hand.report(a, 3, "training")
+    hand, a = with_one_training()
     hand.order(a, 0, 8)
     hand.now = 2 * a.step_s + 0.5
     hand.answer(a, 0)

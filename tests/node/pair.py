@@ -415,3 +415,22 @@ class Pair:
             old = found[d.fragment, d.version - 1]
             found[d.fragment, d.version] = FLOAT32.advance(d, self.fragments[d.fragment], old, entry).values
         return found
+
+
+def behind_and_due(pair):
+    """A learner whose next step ends with a snapshot of fragment 0, and the versions of it that are kept from it."""
+    late = pair.join("late")  # steps first in a tick, so that a pull waits for the next
+    pair.tap = without_orders
+    pair.join("other")
+    pair.run(20)
+    kept_back = []
+
+    def tap(learner, message, payload):
+        if isinstance(message, Publication) and (learner, message.fragment) == ("late", 0):
+            kept_back.append((message, payload))
+            return None
+        return message, payload
+
+    pair.tap = tap
+    pair.until(lambda: kept_back and due(late.machine, 0))
+    return late, kept_back

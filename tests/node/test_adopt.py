@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from node.pair import Pair, config_of, due, without_orders
+from node.pair import Pair, behind_and_due, config_of
 from node.test_pair import ROUNDING, check_every_base, check_rows, lose_every
 from skerry.algo import codecs
 from skerry.core.ledger import MERGED
-from skerry.core.messages import Contribution, Publication
+from skerry.core.messages import Contribution
 
 
 @dataclass
@@ -204,20 +204,7 @@ def test_a_run_closes_with_nothing_pending(tmp_path, adopt):
 def test_a_blend_waits_for_a_snapshot_that_is_on_its_way_and_leaves_it_whole(tmp_path):
     """The training thread passes boundaries while the node thread has not yet seen what the snapshot holds."""
     with two(tmp_path, "blend", codec="fp32", alpha=0.25) as pair:
-        late = pair.join("late")  # steps first in a tick, so that a pull waits for the next
-        pair.tap = without_orders
-        pair.join("other")
-        pair.run(20)
-        kept_back = []
-
-        def tap(learner, message, payload):
-            if isinstance(message, Publication) and (learner, message.fragment) == ("late", 0):
-                kept_back.append((message, payload))
-                return None
-            return message, payload
-
-        pair.tap = tap
-        pair.until(lambda: kept_back and due(late.machine, 0))
+        late, kept_back = behind_and_due(pair)
         base, version = late.node.bases[0], late.machine.positions[0].base_version
         late.is_late = True
         late.step()

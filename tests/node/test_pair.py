@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from safetensors.numpy import load_file
 
-from node.pair import Pair, config_of, due, without_orders
+from node.pair import Pair, behind_and_due, config_of, due
 from skerry.algo.fragments import Tensor, gather
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Welcome
@@ -584,20 +584,7 @@ def test_the_number_of_merge_threads_changes_no_bit(tmp_path):
 def test_a_drift_is_taken_from_the_base_that_stood_when_the_snapshot_was_taken(tmp_path):
     """The training thread passes a boundary while the node thread is busy adopting a newer version."""
     with Pair(tmp_path, config_of(learners=2, sync={"quorum": 1, "grace": 0.0})) as pair:
-        late = pair.join("late")  # steps first in a tick, so that a pull waits for the next
-        pair.tap = without_orders
-        pair.join("other")
-        pair.run(20)
-        kept_back = []
-
-        def tap(learner, message, payload):
-            if isinstance(message, Publication) and (learner, message.fragment) == ("late", 0):
-                kept_back.append((message, payload))
-                return None
-            return message, payload
-
-        pair.tap = tap
-        pair.until(lambda: kept_back and due(late.machine, 0))
+        late, kept_back = behind_and_due(pair)
         base, base_values = late.machine.positions[0].base_version, late.node.bases[0]
         late.is_late = True
         late.step()

@@ -91,6 +91,18 @@ def replayed(root, **options):
         return replay(store, **options)
 
 
+def rolled_back(pair, number):
+    """To the kept version of this number, and served again."""
+    with Store.open(pair.root) as store:
+        roll_back(store, state_of(store.records), number)
+    pair.restart()
+
+
+def check_replays(root):
+    report = replayed(root)
+    assert report.identical and report.recomputed > 0 and report.model_sha256 == exported(root, root / "m")
+
+
 def segments_in(root):
     return sorted(int(path.name[:6]) for path in (root / "tape").glob("*.seg"))
 
@@ -206,31 +218,23 @@ def test_a_pruned_run_keeps_the_next_version_when_it_is_due_and_not_before(under
 def test_a_pruned_run_can_be_rolled_back_and_replayed(under_way):
     pair = under_way
     pruned(pair.root, before=2)
-    with Store.open(pair.root) as store:
-        roll_back(store, state_of(store.records), 2)
-    pair.restart()
+    rolled_back(pair, 2)
     with pair:
         pair.close()
-    report = replayed(pair.root)
-    assert report.identical and report.recomputed > 0 and report.model_sha256 == exported(pair.root, pair.root / "m")
+    check_replays(pair.root)
 
 
 def test_a_run_rolled_back_to_what_is_not_on_the_tape_any_more_replays(under_way):
     pair = under_way
-    with Store.open(pair.root) as store:
-        roll_back(store, state_of(store.records), 1)
-    pair.restart()
+    rolled_back(pair, 1)
     with pair:
         pair.run(20)
         pair.syncer.store.rotate(msgspec.msgpack.encode(pair.syncer.machine.state))
     pruned(pair.root, now=pair.now * DAY_S * 2, days=0, kept=2)
-    with Store.open(pair.root) as store:
-        roll_back(store, state_of(store.records), 1)
-    pair.restart()
+    rolled_back(pair, 1)
     with pair:
         pair.close()
-    report = replayed(pair.root)
-    assert report.identical and report.recomputed > 0 and report.model_sha256 == exported(pair.root, pair.root / "m")
+    check_replays(pair.root)
 
 
 def test_exact_repair_says_that_the_tape_lacks_its_merges(under_way, caplog):
