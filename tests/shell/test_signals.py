@@ -1,4 +1,7 @@
-"""When a process should end: real processes, real signals, and a parent that dies."""
+"""When a process should end: real processes, real signals, and a parent that dies.
+
+The processes sleep in place of work; no test waits for the end of a sleep, only for a line, an exit or a closed pipe.
+"""
 
 import signal
 import subprocess
