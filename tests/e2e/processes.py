@@ -81,6 +81,21 @@ def facts_of(run_dir):
         return [decode_fact(record.body) for record in store.history()]
 
 
+def set_pace(run_dir, learners, share):
+    """Have so many learners of a local run step at this share of their pace from now on; 1 is the one they came with.
+
+    How long a process takes to start is the machine's affair: what must not be over before it is there, goes slowly.
+    """
+    for name in (f"learner-{i}" for i in range(learners)):
+        file = run_dir / "paces" / name
+        if share == 1:
+            file.unlink(missing_ok=True)
+        elif not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            file.with_suffix(".tmp").write_text(str(share))
+            file.with_suffix(".tmp").replace(file)  # a learner may read at any moment
+
+
 def processes_naming(text):
     """Ids of live processes with `text` in their command line, this one left out."""
     found = []

@@ -2,12 +2,13 @@
 
 import json
 import logging
+import shutil
 import signal
 
 import pytest
 from safetensors import safe_open
 
-from e2e.processes import Running, Syncer, facts_of, skerry, status_of, until
+from e2e.processes import Running, Syncer, facts_of, set_pace, skerry, status_of, until
 from e2e.test_lost_commits import Island
 from skerry.core.facts import Committed, EpochStarted, LifeStarted, RolledBack, SteppedBack
 from skerry.core.state import state_of
@@ -15,7 +16,7 @@ from skerry.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = [
-    "--learners", "2", "--model", "tiny", "--step-s", "0.05", "--steps", "400", "--record", "full",
+    "--learners", "2", "--model", "tiny", "--step-s", "0.05", "--steps", "200", "--record", "full",
     "--store.keep_every", "0.2",
 ]  # fmt: skip
 
@@ -40,14 +41,28 @@ def tensors_in(path):
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
 
 
-def test_a_run_is_rolled_back_and_trained_to_its_end(tmp_path):
-    run_dir = tmp_path / "run"
-    with Running(tmp_path, "train", *SMALL, "--out", run_dir, "--json") as train:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that was stopped some merges behind its first kept version; while it was served, no rollback was taken."""
+    folder = tmp_path_factory.mktemp("stopped")
+    run_dir = folder / "run"
+    with Running(folder, "train", *SMALL, "--out", run_dir, "--json") as train:
         until(lambda: status_of(run_dir).get("merges", 0) and has_kept(run_dir), "a kept version")
+        set_pace(run_dir, 2, 0.1)
         served = skerry("rollback", run_dir, "--to", "1")
         assert served.returncode == 2 and f"end it with skerry stop {run_dir}" in served.stderr
         train.signal(signal.SIGINT)
         assert train.wait() == 130
+    set_pace(run_dir, 2, 1)
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(stopped, tmp_path):
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def test_a_run_is_rolled_back_and_trained_to_its_end(run_dir):
     exported = done("export", run_dir, "--version", 1)
     back = done("rollback", run_dir, "--to", 1)
     assert back["go_on"] == f"skerry train --resume {run_dir}" and back["progress"] > 0.2
@@ -87,12 +102,7 @@ def test_a_learner_that_lives_through_a_rollback_gives_up_what_it_learned_and_go
     assert done("replay", first.run_dir)["identical"]
 
 
-def test_a_pruned_run_is_resumed_and_ends(tmp_path):
-    run_dir = tmp_path / "run"
-    with Running(tmp_path, "train", *SMALL, "--out", run_dir, "--json") as train:
-        until(lambda: status_of(run_dir).get("merges", 0) and has_kept(run_dir), "a kept version")
-        train.signal(signal.SIGINT)
-        assert train.wait() == 130
+def test_a_pruned_run_is_resumed_and_ends(run_dir):
     merges = status_of(run_dir)["merges"]
     pruned = done("prune", run_dir, "--keep-days", 0, "--kept", 1)
     assert pruned["merges_untold"] >= merges > 0 and pruned["frees"]["contributions"] > 0

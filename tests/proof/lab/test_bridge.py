@@ -14,7 +14,8 @@ six busy loops; steps of 0.15 s in twelve, of 0.18 s in four):
 The laboratory's small lead is of the size that the start makes: with starts up to four steps apart its own loss moves
 by −0.005 to +0.037. The tolerance on the loss is three times the worst difference; an outer rate of 0.7 in place of 0.3
 (−0.16) or no momentum (+0.6) is beyond it. On a machine so busy that learners stood still for five steps and more, the
-loss was 0.055 off and the merges 18 %: that is the machine, and nothing is compared.
+loss was 0.055 off and the merges 18 %: that is the machine, and after two such runs nothing is compared but what they
+begin with.
 """
 
 import json
@@ -28,6 +29,7 @@ from skerry import config as configs
 from skerry.algo import codecs
 from skerry.core.facts import Committed, LifeStarted, RunCreated
 from skerry.node.algebra import FLOAT32
+from skerry.run.delays import delays_of
 from skerry.run.facts import fragments_of
 
 torch = pytest.importorskip("torch")
@@ -38,7 +40,7 @@ from skerry.proof.lab.stack import initial  # noqa: E402
 from skerry.proof.lab.study import Job, Setting  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-RUN_S = 240  # limit of the real run; it takes a seventh of this
+RUN_S = 120  # limit of a real run; it takes a third of this
 SPEEDS = {"learner-0": 1.0, "learner-1": 1.0, "learner-2": 0.5}
 STEP_S = 0.18
 LOOPBACK_S = 0.002  # about what a message takes between two processes here
@@ -59,6 +61,7 @@ class Real:
         facts = facts_of(Path(self.summary["run_dir"]))
         self.created = next(fact for fact in facts if isinstance(fact, RunCreated))
         self.decisions = [fact.decision for fact in facts if isinstance(fact, Committed)]
+        self.delays = delays_of(facts, [fragment.size for fragment in fragments_of(self.created)])
         lives = [fact for fact in facts if isinstance(fact, LifeStarted)]
         self.joined = [life.learner for life in sorted(lives, key=lambda life: life.index)]
 
@@ -71,6 +74,7 @@ class Real:
             latency_s=LOOPBACK_S,
             held_out=config.data.held_out_batches,
             points=4,
+            delays=self.delays,  # a busy machine takes longer over the product's own work, and merges fewer at a time
         )
         return Job(study="bridge", variant="real", seed=config.run.seed, config=config, setting=setting)
 
@@ -93,15 +97,18 @@ class Real:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
+    """One that kept its learners' pace, or the second."""
     done = Real(tmp_path_factory.mktemp("bridge"))
-    assert sorted(done.joined) == sorted(SPEEDS)
     if not done.kept_pace:
-        pytest.skip(f"this machine did not keep the learners' pace: {done.summary['learners']}")
+        done = Real(tmp_path_factory.mktemp("again"))
+    assert sorted(done.joined) == sorted(SPEEDS)
     return done
 
 
 @pytest.fixture(scope="module")
 def lab(real):
+    if not real.kept_pace:
+        pytest.skip(f"this machine did not keep the learners' pace: {real.summary['learners']}")
     torch.set_num_threads(1)
     return run(real.job, "cpu")
 
