@@ -71,6 +71,13 @@ def test_fragments_of_nearly_one_size_share_and_others_are_forgotten():
     assert len(arrays._free) == 1
 
 
+def test_no_more_lies_free_than_is_allowed():
+    arrays = Arrays(free_max=2)
+    held = [arrays.take(SIZE, np.float32) for _ in range(5)]
+    del held
+    assert len(arrays._free) == 2
+
+
 def test_threads_never_share():
     arrays, errors = Arrays(), []
 

@@ -17,11 +17,12 @@ ROOM = 1 / 8  # more than asked for, so that fragments of nearly the same size c
 class Arrays:
     """Gives out arrays of any content, on any thread; in all never more memory than was in use at once.
 
-    Those of one owner should be of about one size, for memory that does not fit the next array is let go.
+    Those of one owner should be of about one size, for memory that does not fit the next array is let go. So is what
+    lies free beyond `free_max` arrays, if that is given: who once held many need not keep room for as many.
     """
 
-    def __init__(self) -> None:
-        self._free: deque[npt.NDArray[np.uint8]] = deque()
+    def __init__(self, free_max: int | None = None) -> None:
+        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=free_max)
 
     def take(self, size: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
         block = self._block(size * np.dtype(dtype).itemsize)

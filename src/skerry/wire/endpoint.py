@@ -45,6 +45,7 @@ TICK_S = 0.05  # how often deadlines are looked at
 FULL_INBOX_POLL_S = 0.005
 RATE_POLL_S = 0.01  # while the rate holds something back
 QUEUE_BYTES_MAX = 64 << 20  # of messages without payload, for one peer; one alone may be larger
+FREE_PAYLOADS_MAX = 8  # whose memory is kept for the next; about as many as one merge lets go of
 
 log = logging.getLogger("skerry.wire")
 
@@ -81,7 +82,7 @@ class TcpEndpoint(ABC):
         self._bytes_per_s = mbit_max * BYTES_PER_MBIT  # of payloads to one peer; 0: no bound
         self._held_back: dict[Connection, None] = {}  # bulk connections that the rate lets send no more at present
         self._meter = Meter()
-        self._arrays = Arrays()  # of all payloads that come in
+        self._arrays = Arrays(FREE_PAYLOADS_MAX)  # of all payloads that come in
         self._peers: dict[int, Peer] = {}
         self._connections: dict[Connection, None] = {}  # a set that keeps its order: the oldest first
         self._peer_ids = itertools.count(1)
