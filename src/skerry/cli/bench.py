@@ -22,6 +22,7 @@ from rich.table import Table
 from skerry import cli
 from skerry import config as configs
 from skerry.cli import bench_kernels, bench_processes
+from skerry.cli.bench_tables import PARAMETERS, bytes_text, refuse_overrides, tell
 from skerry.errors import Refusal
 from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
@@ -35,7 +36,6 @@ STEP_S = Kind(seconds, 1e-3, 3600)
 STEPS_PER_S = Kind(number, 1 / STEP_S.high, 1 / STEP_S.low)
 EVERY = Kind(count, 1, configs.most("sync.sync_every"))
 FRAGMENTS = Kind(count, 1, configs.most("sync.num_fragments"))
-PARAMETERS = Kind(count, 1, 1e11)
 SECONDS = Kind(seconds, 0.5, 3600)
 CORES = Kind(count, 0, 4096)
 ROUND_TRIP = Kind(milliseconds, 0, 60, "0 to 60 s")
@@ -66,8 +66,7 @@ def _learner(words: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=15, help="plain and attached stretches, in alternation")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
-    if overrides:
-        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    refuse_overrides(overrides)
     if min(options.steps, options.pairs, options.batch) < 1:
         raise Refusal("--steps, --pairs and --batch must be above zero")
     cli.need("torch", "torch", "skerry bench learner")
@@ -105,7 +104,7 @@ def _join(words: Sequence[str]) -> int:
     from skerry.proof.bench.join import Link, measure
 
     link = Link(options.rtt, options.rate)
-    joined = measure(options.parameters, link, overrides, lambda text: print(text, file=sys.stderr, flush=True))
+    joined = measure(options.parameters, link, overrides, tell)
     cli.tell(joined, options.json, lambda found: print(_joined(found)))
     return 0
 
@@ -115,9 +114,9 @@ def _joined(found: Joined) -> str:
     return (
         f"joined in {found.joined_s:.1f} s: {size(found.model_bytes)}, "
         f"{size(found.model_bytes / found.joined_s)} a second{needed}\n"
-        f"syncer's memory: {_bytes(found.syncer_peak_bytes)} at most while the learner joined, "
-        f"{_bytes(found.syncer_before_bytes)} before, of which its state is {size(found.syncer_state_bytes)}\n"
-        f"learner's memory: {_bytes(found.learner_peak_bytes)} at most"
+        f"syncer's memory: {bytes_text(found.syncer_peak_bytes)} at most while the learner joined, "
+        f"{bytes_text(found.syncer_before_bytes)} before, of which its state is {size(found.syncer_state_bytes)}\n"
+        f"learner's memory: {bytes_text(found.learner_peak_bytes)} at most"
     )
 
 
@@ -187,7 +186,7 @@ def _name(load: Load) -> str:
 
 def _teller(load: Load) -> Callable[[str], None]:
     """Progress, a line now and then."""
-    return lambda text: print(f"{_name(load)}: {text}", file=sys.stderr, flush=True)
+    return lambda text: tell(f"{_name(load)}: {text}")
 
 
 def _show(rows: Sequence[Measured]) -> None:
@@ -228,10 +227,10 @@ def _cells(row: Measured) -> list[tuple[str, str]]:
         ("  merges in one", _number(row.merges_per_fsync, ".2f")),
         ("oldest status, s", f"{row.status_age_s_max:.1f}"),
         ("SIGTERM to its end, s", _number(row.sigterm_s, ".1f")),
-        ("syncer's memory, peak", _bytes(row.memory_peak_bytes)),
+        ("syncer's memory, peak", bytes_text(row.memory_peak_bytes)),
         ("  bytes a parameter, at the end", _number(row.rss_bytes_per_parameter, ".1f")),
-        ("  without learners", _bytes(row.memory_idle_bytes)),
-        ("  values and deltas", _bytes(row.memory_state_bytes)),
+        ("  without learners", bytes_text(row.memory_idle_bytes)),
+        ("  values and deltas", bytes_text(row.memory_state_bytes)),
     ]
 
 
@@ -266,10 +265,6 @@ def _number(value: float | None, form: str) -> str:
 
 def _milliseconds(spread: Spread | None, which: str) -> str:
     return "–" if spread is None else f"{1e3 * getattr(spread, which):.0f}"
-
-
-def _bytes(value: int | None) -> str:
-    return "–" if value is None else size(value)
 
 
 SUBJECTS = {

@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from skerry import cli
 from skerry import config as configs
 from skerry.algo.codecs import CODECS
 from skerry.algo.merge import RULES
-from skerry.errors import Refusal
+from skerry.cli.bench_tables import refuse_overrides, table, tell
 from skerry.text import Kind, count, near
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def run_merge(words: Sequence[str]) -> int:
     from skerry.proof.bench.merge import Load, measure
 
     load = Load(options.sizes, options.rules, options.codecs, options.threads, options.learners)
-    rows = measure(load, _tell)
+    rows = measure(load, tell)
     cli.tell({"rows": rows}, options.json, lambda found: _show_merges(found["rows"]))
     return 0
 
@@ -72,15 +71,14 @@ def run_codec(words: Sequence[str]) -> int:
     options = _parsed(parser, words)
     from skerry.proof.bench.codec import Load, measure
 
-    rows = measure(Load(options.sizes, options.codecs, options.threads), _tell)
+    rows = measure(Load(options.sizes, options.codecs, options.threads), tell)
     cli.tell({"rows": rows}, options.json, lambda found: _show_codecs(found["rows"]))
     return 0
 
 
 def _parsed(parser: cli.Parser, words: Sequence[str]) -> argparse.Namespace:
     options, overrides = cli.parse(parser, words)
-    if overrides:
-        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
+    refuse_overrides(overrides)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if max(options.threads) > cores:
         print(f"skerry: {max(options.threads)} threads share {cores} cores here", file=sys.stderr)
@@ -99,15 +97,11 @@ def _names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _show_merges(rows: Sequence[merge.Row]) -> None:
     stages = list(rows[0].ns_per_parameter)
-    table = _table("size", "rule, codec", "threads", "M/s", "of a copy", "close", *stages)
+    shown = table("size", "rule, codec", "threads", "M/s", "of a copy", "close", *stages)
     for row in rows:
-        table.add_row(
+        shown.add_row(
             f"{row.parameters / 1e6:g}M",
             f"{row.rule} {row.codec}",
             str(row.threads),
@@ -116,14 +110,14 @@ def _show_merges(rows: Sequence[merge.Row]) -> None:
             f"{row.close_ms:.3g}",
             *(f"{row.ns_per_parameter[stage]:.2f}" for stage in stages),
         )
-    Console().print(table)
+    Console().print(shown)
     print(f"M/s: millions of merged parameters a second; close: ms; {', '.join(stages)}: CPU time, ns a parameter")
 
 
 def _show_codecs(rows: Sequence[codec.Row]) -> None:
-    table = _table("size", "codec", "threads", "encode, GB/s", "of a copy", "decode, GB/s", "of a copy")
+    shown = table("size", "codec", "threads", "encode, GB/s", "of a copy", "decode, GB/s", "of a copy")
     for row in rows:
-        table.add_row(
+        shown.add_row(
             f"{row.parameters / 1e6:g}M",
             row.codec,
             str(row.threads),
@@ -132,11 +126,4 @@ def _show_codecs(rows: Sequence[codec.Row]) -> None:
             f"{row.decode_gb_s:.1f}",
             f"{row.decode_of_bandwidth:.2f}",
         )
-    Console().print(table)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+    Console().print(shown)
