@@ -106,6 +106,9 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The inner loop of the built-in trainer, how a learner takes a new version in, and what it keeps for itself.
 
+    `precision`, `compile` and `micro_batch` say how a step is computed, not what: islands differ, so `skerry learner`
+    takes each as an option of its own, and these are for those that are not told otherwise.
+
     `adopt` says what becomes of the steps since the last contribution when a version comes. rebase: they stay, on top
     of it. overwrite: they are given up and booked so, and θ is the version, without a residual (alpha = 0 in the paper,
     fragment_update_alpha in torchft). blend: they stay pending, and `adopt_alpha` of what they changed stays in θ.
@@ -113,6 +116,10 @@ class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     lr: float = 1e-3
     weight_decay: float = 0.1
+    clip: float = 1.0  # the norm to which a longer gradient is shortened; 0: never
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of matrix products; auto: bf16 on a GPU that has it
+    compile: Literal["off", "default", "reduce-overhead"] = "off"  # torch.compile's mode
+    micro_batch: int = 0  # sequences of a batch that are computed at once, their gradients added up; 0: all
     step_s: float = 0.0  # pad each step to this many seconds / speed; 0 runs free
     join_warmup: int = 10  # steps over which the inner rate is ramped after joining
     residual: Literal["theta", "buffer"] = "buffer"
@@ -380,6 +387,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("store.keep_every", 0, 10**9),
     ("learner.lr", 1e-9, 10),
     ("learner.weight_decay", 0, 10),
+    ("learner.clip", 0, 10**6),
+    ("learner.micro_batch", 0, 10**6),
     ("learner.step_s", 0, 3600),
     ("learner.join_warmup", 0, 10**6),
     ("learner.leave_timeout_s", 0, 3600),

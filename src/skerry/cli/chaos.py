@@ -26,6 +26,7 @@ from skerry.shell.local import LocalRun
 from skerry.shell.syncer import write_json
 from skerry.train.data import Corpus
 from skerry.train.held_out import HeldOut
+from skerry.train.shapes import SHAPES
 from skerry.train.start import create
 
 TWIN_S = 30.0
@@ -56,7 +57,7 @@ def parser() -> cli.Parser:
     p.add_argument("--speeds", metavar="1,1,0.5", help="relative speed of each learner")
     p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds / speed; 0 runs free")
     p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
-    p.add_argument("--model", metavar="PRESET", help="tiny, 1m, 3m, 10m")
+    p.add_argument("--model", metavar="PRESET", help=", ".join(SHAPES))
     p.add_argument("--twin-s", type=float, default=TWIN_S, metavar="S",
                    help="length of the undisturbed run before it; 0 leaves it out")  # fmt: skip
     p.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-TIME)")

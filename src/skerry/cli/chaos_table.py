@@ -26,7 +26,7 @@ from skerry.shell.syncer import write_json
 from skerry.text import near
 from skerry.train.data import Corpus
 from skerry.train.held_out import HeldOut
-from skerry.train.shapes import shape_of
+from skerry.train.shapes import SHAPES, shape_of
 
 SECONDS_MIN, STEPS_MIN = 2.0, 10  # in a window, to make a rate
 
@@ -76,7 +76,7 @@ def parser() -> cli.Parser:
     p.add_argument("--learners", type=cli.whole, metavar="M", help="how many, and as many ranks (default 4)")
     p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds")
     p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
-    p.add_argument("--model", metavar="PRESET", help="tiny, 1m, 3m, 10m")
+    p.add_argument("--model", metavar="PRESET", help=", ".join(SHAPES))
     p.add_argument("--seed", type=cli.whole)
     p.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default runs/table-TIME)")
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file")

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from skerry import cli
 from skerry import config as configs
@@ -15,7 +16,9 @@ from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import fetch_config, join_timeout, learner_name
 from skerry.shell.signals import end_with, until_signalled
+from skerry.text import Kind, count
 
+MICRO_BATCH = Kind(count, 0, configs.most("learner.micro_batch"))
 SWITCH_S = 0.001  # the node thread needs the GIL often and briefly beside the loop, and a round waits for it
 
 log = logging.getLogger("skerry.learner")
@@ -37,6 +40,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
     parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--precision", choices=_choices("precision"), help="instead of the run's learner.precision")
+    parser.add_argument("--compile", choices=_choices("compile"), help="instead of the run's learner.compile")
+    parser.add_argument(
+        "--micro-batch", type=cli.counting(MICRO_BATCH), metavar="N", help="instead of the run's learner.micro_batch"
+    )
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
@@ -56,8 +64,7 @@ def run(words: Sequence[str]) -> int:
     token = read_token(options.token_file) if options.token_file else None
     join_timeout_s = join_timeout(options.join_timeout, default_s=0.0)
     config = fetch_config(*parse_address(options.syncer), token, join_timeout_s)
-    if options.data:
-        config = configs.resolve(config, None, [("data.path", options.data)])
+    config = configs.resolve(config, None, _own(options))
     try:
         _train(config, name, join_timeout_s, options)
     except RefusedError as error:
@@ -69,17 +76,29 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def _choices(key: str) -> tuple[str, ...]:
+    return get_args(get_type_hints(configs.Learner)[key])
+
+
+def _own(options: argparse.Namespace) -> list[tuple[str, object]]:
+    """What this machine has in its own way; everything else is the run's."""
+    own = {
+        "data.path": options.data,
+        "learner.precision": options.precision,
+        "learner.compile": options.compile,
+        "learner.micro_batch": options.micro_batch,
+    }
+    return [(key, value) for key, value in own.items() if value is not None]
+
+
 def _train(config: configs.Config, name: str, join_timeout_s: float, options: argparse.Namespace) -> None:
     import torch
 
+    from skerry.train.device import device_of
     from skerry.train.loop import train
 
     torch.set_num_threads(options.threads)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise Refusal(f"--device {device}: {str(error).splitlines()[0]}") from None
+    device = device_of(options.device)
     wanted = until_signalled(options.parent)
     train(
         config,

@@ -26,7 +26,7 @@ from skerry.plan.forecast import report
 from skerry.plan.syncs import Failures, Island, RunPlan
 from skerry.run.genesis import read_layout
 from skerry.text import Kind, counted, size
-from skerry.train.shapes import shape_of
+from skerry.train.shapes import resolved, shape_of
 
 T = TypeVar("T")
 RUN_PARAMS_MAX = 10**11  # a syncer is one process and holds 12 bytes of each
@@ -238,7 +238,7 @@ class Word(NamedTuple):
 
 
 def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> RunPlan:
-    config = _valid(configs.resolve(configs.PRESETS[options.preset](), options.config, overrides))
+    config = _valid(resolved(configs.PRESETS[options.preset](), options.config, overrides))
     asked = _asked(options)
     asked.setdefault("rtt_ms", Word("--rtt-ms", RTT_MS))
     if config.learner.step_s:

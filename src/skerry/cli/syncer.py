@@ -28,7 +28,7 @@ from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
 from skerry.shell.syncer import SyncerShell
 from skerry.store.store import Store, check_unused
-from skerry.train.shapes import shape_of
+from skerry.train.shapes import resolved, shape_of
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox
 
@@ -196,7 +196,7 @@ def _base(options: argparse.Namespace) -> configs.Config:
 
 def _first(options: argparse.Namespace, overrides: Overrides) -> First:
     """The configuration, layout and first values of a new run."""
-    config = configs.validate(configs.resolve(_base(options), options.config, overrides))
+    config = configs.validate(resolved(_base(options), options.config, overrides))
     shape_of(config.model)
     if options.genesis is not None:
         return _that_fits(options.run, config, options.genesis)

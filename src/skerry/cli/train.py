@@ -25,7 +25,7 @@ from skerry.shell.syncer import write_json
 from skerry.store.store import Store, check_unused
 from skerry.train.data import Corpus
 from skerry.train.held_out import HeldOut
-from skerry.train.shapes import shape_of
+from skerry.train.shapes import SHAPES, resolved, shape_of
 from skerry.train.start import create
 
 MINUTES = 2.0  # when no budget is given
@@ -45,7 +45,7 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
     p.add_argument("--speeds", metavar="1,1,0.5", help="relative speed of each learner")
     p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds / speed; 0 runs free")
     p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
-    p.add_argument("--model", metavar="PRESET", help="tiny, 1m, 3m, 10m")
+    p.add_argument("--model", metavar="PRESET", help=", ".join(SHAPES))
     p.add_argument("--steps", type=cli.whole, help="budget: inner steps per learner, on average")
     p.add_argument("--tokens", type=cli.whole, help="budget: tokens in all")
     p.add_argument("--minutes", type=float, help=f"budget: time (default {MINUTES:.0f} minutes)")
@@ -129,7 +129,7 @@ def config_of(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> 
         "run.minutes": options.minutes,
     }
     given = [(key, value) for key, value in flags.items() if value is not None]
-    config = configs.resolve(configs.PRESETS[options.preset](), options.config, [*given, *overrides])
+    config = resolved(configs.PRESETS[options.preset](), options.config, [*given, *overrides])
     for key in ("steps", "tokens", "minutes"):
         if getattr(options, key) == 0:
             raise Refusal(f"--{key} 0: a budget is above zero")

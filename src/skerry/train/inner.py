@@ -2,32 +2,68 @@
 
 The learning rate follows the run's global progress, which is handed in, never the learner's own step count: a
 learner that joins late or steps slowly is on the same schedule as the rest. The caller sets torch's threads.
+
+What a step does is the run's: rate, decay, clip. How it is computed is the learner's own (`Execution`), and changes the
+result by rounding alone. Parameters, gradients and the optimizer's moments are float32 in any case. What is compiled is
+the model's loss and not the model, so its parameters keep their names, and whoever attaches it sees the plain module.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from skerry import config as configs
+
 from .data import Batch
 from .gpt import GPT
 
 BETAS = (0.9, 0.95)
-GRADIENT_NORM_MAX = 1.0
 WARMUP_SHARE = 0.02  # of the run's progress
 FLOOR = 0.1  # of the peak rate, at the end
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a learner computes its steps."""
+
+    autocast: torch.dtype | None = None  # of matrix products; None: as the parameters are
+    compile: str = "off"  # or a mode of torch.compile
+    micro_batch: int = 0  # sequences that are computed at once; 0: the whole batch
+
+
+PLAIN = Execution()
+
+
+def execution_of(learner: configs.Learner, device: str) -> Execution:
+    """What the configuration asks for, and where it leaves the choice, what suits the device."""
+    is_fast = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    is_bf16 = learner.precision == "bf16" or (learner.precision == "auto" and is_fast)
+    return Execution(torch.bfloat16 if is_bf16 else None, learner.compile, learner.micro_batch)
 
 
 class Inner:
     """A model and its optimizer; `step` is the whole inner loop's body."""
 
-    def __init__(self, model: GPT, lr: float, weight_decay: float = 0.1) -> None:
+    def __init__(
+        self, model: GPT, lr: float, weight_decay: float = 0.1, clip: float = 1.0, execution: Execution = PLAIN
+    ) -> None:
         self.model = model
         self.lr = lr
+        self.clip = clip
+        self.execution = execution
+        self._loss: Callable[[Tensor, Tensor], Tensor] = model.loss
+        if execution.compile != "off":
+            self._loss = torch.compile(model.loss, mode=execution.compile)
+        self._keeps_gradients = execution.compile == "reduce-overhead"
+        if self._keeps_gradients:  # a CUDA graph's own would be overwritten by the next micro-batch (pytorch #169545)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         gains = [p for p in model.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
@@ -38,15 +74,36 @@ class Inner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * schedule(progress) * ramp
         self.model.train()
-        loss = self.model.loss(*on_device(self.model, inputs, targets))
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX)
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+        loss = self._backward(inputs, targets)
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         return loss.item()
 
+    def _backward(self, inputs: np.ndarray, targets: np.ndarray) -> Tensor:
+        """Add up the gradients of the batch's mean loss, a micro-batch at a time; that loss."""
+        total, size = len(inputs), self.execution.micro_batch or len(inputs)
+        losses = []
+        for at in range(0, total, size):
+            some = inputs[at : at + size], targets[at : at + size]
+            loss = self._loss_of(*some) * (len(some[0]) / total)
+            loss.backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def _loss_of(self, inputs: np.ndarray, targets: np.ndarray) -> Tensor:
+        there = on_device(self.model, inputs, targets)
+        dtype = self.execution.autocast
+        with torch.autocast(there[0].device.type, dtype, enabled=dtype is not None):
+            return self._loss(*there)
+
     def __repr__(self) -> str:
         return f"Inner(lr={self.lr:g}, parameters={sum(p.numel() for p in self.model.parameters())})"
+
+
+def unheard(done: int, total: int) -> None:
+    """Nobody wants to know how far it is."""
 
 
 def schedule(progress: float) -> float:
@@ -58,14 +115,20 @@ def schedule(progress: float) -> float:
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * decayed))
 
 
-def held_out_loss(model: GPT, batches: Iterable[Batch]) -> float:
-    """Mean loss in nats per byte over batches of equal size; the model's mode is left as it was."""
+def held_out_loss(model: GPT, batches: Sequence[Batch], told: Callable[[int, int], None] = unheard) -> float:
+    """Mean loss in nats per byte over batches of equal size, in float32; the model's mode is left as it was.
+
+    `told` hears how many of how many batches are done.
+    """
+    assert batches, "held-out loss of no batches"
     was_training = model.training
     model.eval()
+    losses = []
     with torch.no_grad():
-        losses = [model.loss(*on_device(model, *batch)).item() for batch in batches]
+        for done, batch in enumerate(batches, 1):
+            losses.append(model.loss(*on_device(model, *batch)).item())
+            told(done, len(batches))
     model.train(was_training)
-    assert losses, "held-out loss of no batches"
     return sum(losses) / len(losses)
 
 

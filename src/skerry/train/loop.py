@@ -15,7 +15,7 @@ from skerry.adapters.torch import Learner
 from skerry.config import Config
 from skerry.train.data import Corpus, Stream
 from skerry.train.gpt import GPT, build
-from skerry.train.inner import Inner
+from skerry.train.inner import Inner, execution_of
 from skerry.train.shapes import shape_of
 
 
@@ -64,12 +64,13 @@ def train(
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
     model = model_of(config).to(device)
-    inner = Inner(model, config.learner.lr, config.learner.weight_decay)
+    own = config.learner
+    inner = Inner(model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
     joining = Learner(model, inner.optimizer, syncer, name=name, token_file=token_file, join_timeout_s=join_timeout_s)
     with joining as learner:
         stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)
         stream.seek(learner.prior_steps)
-        pace = Pace(config.learner.step_s / speed, pace_file)
+        pace = Pace(own.step_s / speed, pace_file)
         going = learner.is_running
         while going and wants_on():
             inputs, targets = next(stream)

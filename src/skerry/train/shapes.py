@@ -1,10 +1,14 @@
-"""Sizes of the small GPT, for those who plan without torch: the syncer, the command line."""
+"""Sizes of the built-in GPT, for those who plan without torch: the syncer, the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
 import msgspec
 
-from skerry.config import Model
+from skerry.config import Config, Model, resolve
 from skerry.errors import ConfigError
 
 BYTE_VALUES = 256  # the vocabulary: a token is a byte
@@ -25,7 +29,24 @@ SHAPES: dict[str, Shape] = {
     "1m": Shape(layers=4, width=160, heads=5, context=128),
     "3m": Shape(layers=4, width=256, heads=4, context=128),
     "10m": Shape(layers=6, width=384, heads=6, context=256),
+    "100m": Shape(layers=12, width=768, heads=12, context=1024),
+    "300m": Shape(layers=24, width=1024, heads=16, context=1024),
+    "1b": Shape(layers=24, width=2048, heads=16, context=1024),
 }
+SUITED: dict[
+    str, tuple[tuple[str, Any], ...]
+] = {  # rates of GPT-3's models of these sizes (arXiv 2005.14165, Table 2.1)
+    "100m": (("learner.lr", 6e-4), ("data.batch", 16)),
+    "300m": (("learner.lr", 3e-4), ("data.batch", 16)),
+    "1b": (("learner.lr", 2e-4), ("data.batch", 16)),
+}
+
+
+def resolved(base: Config, file: Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+    """`config.resolve`, with what suits the model's preset in place of the defaults, below whatever is said."""
+    said = list(overrides)
+    preset = resolve(base, file, said).model.preset
+    return resolve(resolve(base, None, SUITED.get(preset, ())), file, said)
 
 
 def shape_of(model: Model) -> Shape:

@@ -22,7 +22,7 @@ from skerry.proof.chaos.ddp import THROTTLE
 from skerry.shell.signals import end_with
 from skerry.train.data import Corpus, Stream
 from skerry.train.gpt import GPT
-from skerry.train.inner import Inner
+from skerry.train.inner import Inner, execution_of
 from skerry.train.loop import Pace, model_of
 from skerry.train.shapes import shape_of
 
@@ -44,8 +44,9 @@ def train(config: configs.Config, rank: int, log: Path) -> None:
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
     stream = Stream(corpus, rank, config.run.seed, config.data.batch, shape_of(config.model).context)
     model = Parallel(model_of(config))
-    inner = Inner(cast(GPT, model), config.learner.lr, config.learner.weight_decay)
-    pace = Pace(config.learner.step_s)
+    own = config.learner
+    inner = Inner(cast(GPT, model), own.lr, own.weight_decay, own.clip, execution_of(own, "cpu"))
+    pace = Pace(own.step_s)
 
     def slow_down(*_: Any) -> None:
         nonlocal pace

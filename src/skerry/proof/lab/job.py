@@ -118,7 +118,8 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     config = job.config
     model = model_of(config)
     setting = job.setting
-    stack = Stack(model, 1, config.learner.weight_decay, device, setting.precision, setting.trial)
+    learner = config.learner
+    stack = Stack(model, 1, learner.weight_decay, device, setting.precision, setting.trial, learner.clip)
     stack.flat[0] = stack.initial()
     feed = Feed(config, job.setting, device)
     judge = Judge(job, stack, feed, told)
@@ -127,7 +128,7 @@ def _data_parallel(job: Job, device: str, told: Callable[[float], None]) -> Resu
     with suppress(DivergedError):
         for step in range(steps):
             inputs, targets = feed.windows(range(config.run.learners))
-            rate = config.learner.lr * schedule(step / steps)
+            rate = learner.lr * schedule(step / steps)
             stack.step([0], inputs.flatten(0, 1)[None], targets.flatten(0, 1)[None], [rate])
             if judge.is_due((step + 1) / steps):
                 judge.look((step + 1) / steps, (step + 1) * step_tokens, stack.flat[0])

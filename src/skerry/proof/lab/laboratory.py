@@ -81,6 +81,7 @@ class Laboratory(Timeline):
             device,
             self.setting.precision,
             self.setting.trial,
+            self.config.learner.clip,
         )
         self.learners = Learners()
         self.before_close: tuple[Values, ...] = ()

@@ -21,7 +21,7 @@ from skerry.algo.fragments import Fragment, Layout, gather, padded
 from skerry.proof.lab.muon import Muon
 from skerry.proof.lab.study import PRODUCT, Trial
 from skerry.train.gpt import GPT, rotary, rotate
-from skerry.train.inner import BETAS, GRADIENT_NORM_MAX
+from skerry.train.inner import BETAS
 
 EPS = 1e-8  # AdamW's
 
@@ -35,6 +35,7 @@ class Stack:
         device: str,
         precision: str,
         trial: Trial = PRODUCT,
+        clip: float = 1.0,
     ) -> None:
         self.model, self.layout, self.device = model, layout_of_model(model), torch.device(device)
         self.starts = starts_of(self.layout)
@@ -46,6 +47,7 @@ class Stack:
         self.parameters = self._views(self.flat)
         self._gradients = self._views(self._gradient)
         self._decay = weight_decay
+        self._clip = clip or float("inf")
         self._betas = (BETAS[0], trial.beta2)
         self._muon = Muon(self.parameters, self.device) if trial.optimizer == "muon" else None
         for parameter in self.parameters.values():
@@ -75,7 +77,7 @@ class Stack:
         self.counts[rows] += 1
         table = self._coefficients(rows, rates)
         first, second = self.moments
-        adamw = partial(self._adamw, self.flat, self._gradient, first, second, self._decays, table)
+        adamw = partial(self._adamw, self.flat, self._gradient, first, second, self._decays, table, self._clip)
         if self._muon:
             self._muon.instead(adamw, self._gradients, table[0, :, 0], self._decay)
         else:
@@ -193,11 +195,13 @@ def _linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def adamw(flat: Tensor, gradient: Tensor, first: Tensor, second: Tensor, decays: Tensor, table: Tensor) -> None:
+def adamw(
+    flat: Tensor, gradient: Tensor, first: Tensor, second: Tensor, decays: Tensor, table: Tensor, clip: float
+) -> None:
     """Clip each row, then AdamW as torch.optim has it, in place."""
     rate, fresh_first, fresh_second, correction_first, correction_second = table
     norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-    gradient = gradient * (GRADIENT_NORM_MAX / (norms + 1e-6)).clamp(max=1.0)
+    gradient = gradient * (clip / (norms + 1e-6)).clamp(max=1.0)
     first.lerp_(gradient, fresh_first)
     second.lerp_(gradient * gradient, fresh_second)
     flat.mul_(1 - rate * decays)
