@@ -37,6 +37,9 @@ from skerry.proof.chaos.supervisor import weather_of
 from skerry.run.tally import Tally, tally
 from skerry.store.store import Store
 
+pytestmark = pytest.mark.timeout(300)
+RUN_S = 140  # limit of a run; it takes a fifth of this
+LEARNERS = {"learner-0", "learner-1", "learner-2"}
 PLAN = """
 name = "test"
 minutes = 0.25
@@ -85,12 +88,26 @@ FAULTS = {"corrupt": 1, "disk_full": 1, "kill": 2, "partition": 1, "slow": 1, "s
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chaos")
+    """The finished command; it is run for longer where a busy machine does not start the killed learner in time."""
+    short = plan_run(tmp_path_factory.mktemp("chaos"))
+    if short.returncode != 0 or learners_merged_after_every_fault(json.loads(short.stdout)) == LEARNERS:
+        return short
+    return plan_run(tmp_path_factory.mktemp("longer"), "--minutes", "1")
+
+
+def plan_run(folder, *words):
     (folder / "plan.toml").write_text(PLAN)
     return skerry(
         "chaos", folder / "plan.toml", "--model", "tiny", "--step-s", "0.1", "--twin-s", "1",
-        "--sync.sync_every", "4", "--sync.num_fragments", "4", "--out", folder / "run", "--json", timeout=100,
+        "--sync.sync_every", "4", "--sync.num_fragments", "4", "--out", folder / "run", "--json", *words, timeout=RUN_S,
     )  # fmt: skip
+
+
+def learners_merged_after_every_fault(result):
+    with Store.open(Path(result["run_dir"]), readonly=True) as store:
+        told = tally(store)
+    last = max(fault.until for fault in told.injected)
+    return {row.learner for at, decision in told.merges if at > last for row in decision.rows}
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +138,18 @@ def test_every_fault_happened_and_the_report_holds_what_is_promised(result):
     assert result["recovery_s"].keys() == {"detected", "stepping", "merged"}
     assert all(stage.keys() == {"p50", "p99", "n"} for stage in result["recovery_s"].values())
     assert result["recovery_s"]["merged"]["n"] >= 3
-    assert (result["learner_restarts"], result["syncer_restarts"]) == (1, 2)
     # a twin is over so long after its first step, and a learner whose process began late has no rate then
-    assert result["rates"] and result["rates"].keys() <= {"learner-0", "learner-1", "learner-2"}
+    assert result["rates"] and result["rates"].keys() <= LEARNERS
     assert json.loads((Path(result["run_dir"]) / "chaos.json").read_text()) == result
+
+
+@pytest.mark.chaos
+def test_the_restarts_are_those_on_the_tape(result, facts):
+    """A process that is struck while it starts was no life or epoch yet, so there may be fewer than kills."""
+    epochs = [fact for fact in facts if isinstance(fact, EpochStarted)]
+    lives = [fact.learner for fact in facts if isinstance(fact, LifeStarted)]
+    assert result["syncer_restarts"] == len(epochs) - 1 in (1, 2)
+    assert result["learner_restarts"] == len(lives) - len(set(lives)) in (0, 1)
 
 
 @pytest.mark.chaos
@@ -143,11 +168,8 @@ def test_the_tape_carries_the_faults_after_the_end(result, facts):
 
 
 @pytest.mark.chaos
-def test_everybody_is_merged_again_after_every_fault_without_a_hand(result, facts):
-    last = max(fact.until for fact in facts if isinstance(fact, Injected))
-    with Store.open(Path(result["run_dir"]), readonly=True) as store:
-        after = [decision for at, decision in tally(store).merges if at > last]
-    assert {row.learner for decision in after for row in decision.rows} == {"learner-0", "learner-1", "learner-2"}
+def test_everybody_is_merged_again_after_every_fault_without_a_hand(result):
+    assert learners_merged_after_every_fault(result) == LEARNERS
 
 
 @pytest.mark.chaos
