@@ -66,6 +66,10 @@ class FileDamaged(StoreError):
     """A file that a record names is missing, or is not what was put."""
 
 
+class FileMissing(FileDamaged):
+    """It is not there: lost, or removed because a later record has made it needless."""
+
+
 class ReplayError(LocalError):
     """What was asked for cannot be had from this run."""
 

@@ -22,6 +22,7 @@ from skerry.core.messages import Contribution, Hello, LearnerMessage, Publicatio
 from skerry.core.state import decode_fact
 from skerry.node.algebra import FLOAT32, Values
 from skerry.node.learner import LearnerNode
+from skerry.node.observers import Unwatched
 from skerry.node.syncer import SyncerNode
 from skerry.run.genesis import create_run
 from skerry.store import Store
@@ -168,6 +169,18 @@ def without_orders(learner, message, payload):
     return (msgspec.structs.replace(message, order=0) if isinstance(message, Publication) else message), payload
 
 
+class Copyist(Unwatched):
+    """Keeps every entry of the journal beside it."""
+
+    def __init__(self, store, entries):
+        self.store, self.entries = store, entries
+
+    def committed(self, records):
+        for fact in map(decode_fact, records):
+            if isinstance(fact, Committed):
+                self.entries[fact.result.entry] = self.store.entry(Place(*fact.result.entry))
+
+
 class Pair:
     """The syncer, the learners and the wires between them."""
 
@@ -184,13 +197,14 @@ class Pair:
         self.contributions = {}  # (learner, life, seq) -> (message, payload) as the syncer got it
         self.publications = []  # (learner, message) as they were handed to learners
         self.dismissed = []
+        self.entries = {}  # place -> what the journal had there when it was written: it lets go of what nobody needs
         with Store.open(root, clock=lambda: self.now) as store:
             create_run(store, config, self.layout, self.arrays)
         self._open()
 
     def _open(self):
         self.store = Store.open(self.root, clock=lambda: self.now)
-        self.syncer = SyncerNode(self.store, self, lambda: self.now)
+        self.syncer = SyncerNode(self.store, self, lambda: self.now, observer=Copyist(self.store, self.entries))
 
     def __enter__(self):
         return self
@@ -403,7 +417,7 @@ class Pair:
 
     def applied(self, commit):
         """The merged delta of a commit as the journal has it."""
-        entry = self.store.entry(Place(*commit.result.entry))
+        entry = self.entries[commit.result.entry]
         return codecs.decode(commit.decision.delta, np.frombuffer(entry, np.uint8)).astype(float)
 
     def values_of(self):
@@ -411,7 +425,7 @@ class Pair:
         found = {(p, 0): Values(theta, 0 * theta, 0 * theta) for p, theta in enumerate(self.genesis)}
         for commit in self.commits:
             d = commit.decision
-            entry = self.store.entry(Place(*commit.result.entry))
+            entry = self.entries[commit.result.entry]
             old = found[d.fragment, d.version - 1]
             found[d.fragment, d.version] = FLOAT32.advance(d, self.fragments[d.fragment], old, entry).values
         return found

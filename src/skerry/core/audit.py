@@ -141,6 +141,7 @@ class Audit:
             is_whole = fact.phase in PHASES and len(fact.fragments) == count
             self._demand(is_whole, "I5", "phase {}, {} of {} fragments", fact.phase, len(fact.fragments), count)
             self._books(fact.ledger, count)
+            self._journal_end = (fact.journal_file, 0)
             self._adopt(fact)
 
     def _fold(self, state: RunState, fact: RunState) -> None:
@@ -148,6 +149,8 @@ class Audit:
         for field in FOLDED:
             mine, said = getattr(state, field), getattr(fact, field)
             self._demand(mine == said, "I5", "{} is {}, the facts before it say {}", field, said, mine)
+        file, end = fact.journal_file, self._journal_end[0]
+        self._demand(file in (0, end), "I5", "the journal's newest file is {}, the facts before it say {}", file, end)
         self._demand(
             state.progress <= fact.progress <= 1, "I5", "progress is {}, was {}", fact.progress, state.progress
         )

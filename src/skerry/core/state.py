@@ -117,6 +117,7 @@ class RunState(Struct, tag="Fold"):
     kept: list[KeptVersion] = field(default_factory=list)  # without the start, which needs no mention
     last_kept: KeptVersion | None = None  # the newest there was, were it removed since: when the next is due goes by it
     first_segment: int = 1  # of the tape; those before it were removed on purpose
+    journal_file: int = 0  # the newest that a record speaks of, were it removed since; 0: not said
 
     @property
     def files(self) -> set[str]:
@@ -199,6 +200,7 @@ class RunState(Struct, tag="Fold"):
         learners = [row.learner for row in decision.rows if row.fate == MERGED]
         at = self._next_version(decision, result.digest, result.state)
         at.redo.append(_redo(decision, result))
+        self.journal_file = result.entry.file
         at.sync_every = decision.every
         at.merged_in |= dict.fromkeys(learners, decision.version)
         merged = len(learners)

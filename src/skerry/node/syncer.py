@@ -147,11 +147,13 @@ class SyncerNode:
         self._merges_waiting: deque[Merge] = deque()  # for the disk
         self._said_at = float("-inf")  # that the disk is too slow
         self._entries: dict[Place, Any] = {}  # of merges that have ended, until they are written
-        self._commits = 0
+        self._commits = 0  # since the last tidying
+        self._has_merged = False
         self.commits_per_collect = COMMITS_PER_COLLECT
         self.log = Log(store, lambda: self.clock(), observer)
         version_bytes = sum(algebra.payload_bytes("bf16", fragment) for fragment in self.fragments)
         store.journal.file_bytes = file_bytes(self.config.store.checkpoint_every * version_bytes)
+        store.journal.known = state.journal_file
         started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)
@@ -226,6 +228,9 @@ class SyncerNode:
             actions += self.machine.take(event, now)
             self._install(version)
         self._perform(_records_first(actions), None)
+        if ended and not self._has_merged:
+            self._has_merged = True
+            self._collect()
         for event in events:
             self.observer.event_done(event)
 
@@ -264,6 +269,7 @@ class SyncerNode:
             case Dismiss():
                 self._dismiss(action)
             case Finish():
+                self._collect()
                 self.log.then(partial(self._finish, action.reason))
 
     def _finish(self, reason: Ending) -> None:
@@ -287,17 +293,26 @@ class SyncerNode:
         self._commits += 1
 
     def tidy(self) -> None:
-        """Between events: begin a new segment when the tape's is full, collect what nobody needs.
+        """Between events: begin a new segment when the tape's is full, collect what nobody needs any more.
 
         Not once the operator has ended this process: that is the tape's last word, but for checkpoints.
         """
         if self._commits < self.commits_per_collect or self.machine.is_interrupted:
             return
         self._commits = 0
-        state = self.machine.state
         if self.store.tape.size > self.config.store.segment_bytes:
-            self.log.do(partial(self.store.rotate, msgspec.msgpack.encode(state)))
-        self.log.do(partial(self.store.collect, state.files, state.journal))
+            self.log.do(partial(self.store.rotate, msgspec.msgpack.encode(self.machine.state)))
+        self._collect()
+
+    def _collect(self) -> None:
+        """Remove what the tape does not need: at this process's first merge, now and then, and behind its last word.
+
+        Not before it has merged. An older copy of the tape may have been put back, and what that does not name is what
+        the newer one needs; learners that know of it are not merged with.
+        """
+        if self._has_merged:
+            state = self.machine.state
+            self.log.do(partial(self.store.collect, state.files, state.journal))
 
     # ------------------------------------------------------------------------------------------ work for the pool
 

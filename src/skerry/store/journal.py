@@ -4,8 +4,9 @@
 
 An entry has no header: the tape says where it lies, how long it is and its checksum (`Place`), and what the tape does
 not name is nobody's. So a tail that a crash tore needs no care, and a process never appends to a file of another: it
-begins a new one. Entries are appended in the order in which their places were given out, and are durable before the
-record that names them is written.
+begins a new one. No number is given out twice, also where the file that had it was removed: the tape still speaks of
+it. Entries are appended in the order in which their places were given out, and are durable before the record that names
+them is written.
 
 The journal does not know what an entry says. Its checksum is xxh3: it is there for damage, not for liars.
 """
@@ -43,13 +44,14 @@ class Journal:
     def __init__(self, files: FileSystem) -> None:
         self._files = files
         self.file_bytes = FILE_BYTES_MAX
+        self.known = 0  # the newest file that a record speaks of
         self._number, self._size = 0, 0  # where the next entry is placed; 0: in a file that is yet to be chosen
         self._begun, self._end = 0, 0  # the file that is written to, and up to where it was
 
     def place(self, size: int, checksum: bytes) -> Place:
         """Where an entry will lie; those placed are to be appended in the same order."""
         if not self._number:  # not before: who reads a tape alone needs no journal
-            self._number = max(_numbers(self._files), default=0) + 1
+            self._number = max([self.known, *_numbers(self._files)]) + 1
         if self._size >= self.file_bytes:
             self._number, self._size = self._number + 1, 0
         self._size += size
@@ -72,8 +74,9 @@ class Journal:
                 self._files.sync_dir(JOURNAL)
 
     def collect(self, keep: Collection[int]) -> int:
-        """Remove the files of earlier entries that are not in `keep`."""
-        stale = [number for number in _numbers(self._files) if number < self._begun and number not in keep]
+        """Remove the files of earlier entries, and of earlier processes, that are not in `keep`."""
+        left = [number for number in _numbers(self._files) if number < self._begun or not self._begun]
+        stale = [number for number in left if number not in keep]
         for number in stale:
             self._files.remove(_name(number))
         return len(stale)
@@ -86,10 +89,7 @@ def file_bytes(entries_bytes: int) -> int:
 
 def read(files: FileSystem, at: Place) -> bytes | None:
     """What lies there; None if it is not what was written."""
-    try:
-        data = files.read_at(_name(at.file), at.offset, at.size)
-    except FileNotFoundError:
-        return None
+    data = files.read_at(_name(at.file), at.offset, at.size)
     is_it = len(data) == at.size and xxhash.xxh3_128_digest(data) == at.checksum
     return data if is_it else None
 

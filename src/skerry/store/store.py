@@ -27,7 +27,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from skerry.errors import FileDamaged, StoreError, TapeDamaged, TapeUnknown
+from skerry.errors import FileDamaged, FileMissing, StoreError, TapeDamaged, TapeUnknown
 
 from . import journal
 from .files import DiskFiles, FileSystem, flat
@@ -158,7 +158,7 @@ class Store:
         try:
             data = self._files.read(f"{folder}/{digest}")
         except FileNotFoundError:
-            raise FileDamaged(f"{where} is missing: restore it from a copy") from None
+            raise FileMissing(f"{where} is missing: restore it from a copy") from None
         except OSError as error:
             raise StoreError(_explain(self.root, "get", error)) from error
         if _digest([data]) != digest:
@@ -168,12 +168,14 @@ class Store:
     def entry(self, at: Place) -> bytes:
         """What the journal has there, checked."""
         self._check_open()
+        where = f"{self.root}/{journal.where(at)}"
         try:
             data = journal.read(self._files, at)
+        except FileNotFoundError:
+            raise FileMissing(f"{where}: the file is missing: restore it from a copy") from None
         except OSError as error:
             raise StoreError(_explain(self.root, "entry", error)) from error
         if data is None:
-            where = f"{self.root}/{journal.where(at)}"
             raise FileDamaged(f"{where}: {at.size} bytes are not what was written: restore the file from a copy")
         return data
 
