@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -14,6 +15,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.core.state import KeptVersion, RunState, state_of
 from skerry.errors import FileDamaged, Refusal
 from skerry.run.export import write_model
+from skerry.run.facts import read_run
 from skerry.run.replay import cut_off
 from skerry.run.rollback import kept_version
 from skerry.store.store import Store
@@ -32,35 +34,40 @@ def run(words: Sequence[str]) -> int:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     name = "model.safetensors" if options.version is None else f"model-{options.version}.safetensors"
     out = options.out or options.run / name
-    with Store.open(options.run, readonly=True) as store:
-        if not store.records:
-            raise Refusal(f"{options.run}: holds no run: check the path")
-        state = state_of(store.records)
-        warning = cut_off(store, state) or store.left_out
-        kept = None if options.version is None else kept_version(state, options.version)
-        try:
-            digest = export(store, state, out, kept)
-        except FileDamaged as error:
-            is_recorded = kept is None and configs.decode(state.created.config).store.record == "full"
-            hint = f", or make it from the record: skerry replay {options.run} --out FILE" if is_recorded else ""
-            raise Refusal(f"{error}{hint}") from None
-    record = {
+    record = read_run(options.run, lambda store: _exported(store, out, options.version))
+    cli.tell(record, options.json, _show)
+    return 0
+
+
+def _exported(store: Store, out: Path, version: int | None) -> dict[str, Any]:
+    if not store.records:
+        raise Refusal(f"{store.root}: holds no run: check the path")
+    state = state_of(store.records)
+    left_out = cut_off(store, state) or store.left_out
+    kept = None if version is None else kept_version(state, version)
+    try:
+        digest = export(store, state, out, kept)
+    except FileDamaged as error:
+        is_recorded = kept is None and configs.decode(state.created.config).store.record == "full"
+        hint = f", or make it from the record: skerry replay {store.root} --out FILE" if is_recorded else ""
+        raise type(error)(f"{error}{hint}") from None
+    return {
         "model_path": str(out),
         "model_sha256": digest,
         "phase": state.phase,
         "merges": state.merges,
-        "version": options.version,
+        "version": version,
         "parameters": decode_layout(state.created.layout).param_count,
-        "left_out": warning,
+        "left_out": left_out,
     }
-    if options.json:
-        cli.print_json(record)
-    else:
-        if warning:
-            print(warning, file=sys.stderr)
-        when = f"after {state.merges} merges" if kept is None else f"of kept version {kept.number}"
-        print(f"{out}  ({record['parameters']:,} parameters {when})\nsha256 {digest}")
-    return 0
+
+
+def _show(record: dict[str, Any]) -> None:
+    if record["left_out"]:
+        print(record["left_out"], file=sys.stderr)
+    version = record["version"]
+    when = f"after {record['merges']} merges" if version is None else f"of kept version {version}"
+    print(f"{record['model_path']}  ({record['parameters']:,} parameters {when})\nsha256 {record['model_sha256']}")
 
 
 def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = None) -> str:

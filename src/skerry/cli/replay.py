@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from skerry import cli
 from skerry.errors import Refusal
+from skerry.run.facts import read_run
 from skerry.run.replay import Excluded, Report, Show, replay
-from skerry.store.store import Store
 
 
 def run(words: Sequence[str]) -> int:
@@ -36,8 +36,8 @@ def run(words: Sequence[str]) -> int:
         raise Refusal(f"--threads {options.threads}: must be from 1 to 256")
     if options.out is not None:
         _check_out(options.out)
-    with Store.open(options.run, readonly=True) as store, _showing() as show:
-        report = replay(store, options.threads, options.exclude, show)
+    with _showing() as show:
+        report = read_run(options.run, lambda store: replay(store, options.threads, options.exclude, show))
     if options.out is not None:
         _write(options.out, report)
     if options.json:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -11,11 +12,14 @@ import msgspec
 from skerry.algo.fragments import Fragment, decode_fragments, decode_layout
 from skerry.core.facts import Fact, Pruned, RunCreated
 from skerry.core.state import RunState, decode_fact
-from skerry.errors import TapeDamaged, TapeUnknown
+from skerry.errors import FileMissing, TapeDamaged, TapeUnknown
 from skerry.store.store import Store
 from skerry.store.tape import Record
 
 Said = TypeVar("Said", covariant=True)
+Made = TypeVar("Made")
+
+READINGS_MAX = 5
 
 
 class Stamped(NamedTuple, Generic[Said]):
@@ -23,6 +27,27 @@ class Stamped(NamedTuple, Generic[Said]):
 
     at: float
     fact: Said
+
+
+def read_run(root: Path, read: Callable[[Store], Made]) -> Made:
+    """What `read` makes of a run that somebody may be serving meanwhile.
+
+    A file that the tape named when it was opened may be collected before it is read. So where one is missing and the
+    tape has gone on since, the tape is opened and read again.
+    """
+    for reading in range(1, READINGS_MAX + 1):
+        with Store.open(root, readonly=True) as store:
+            try:
+                return read(store)
+            except FileMissing:
+                if reading == READINGS_MAX or not _has_gone_on(store):
+                    raise
+    raise AssertionError("the last reading has returned or raised")
+
+
+def _has_gone_on(store: Store) -> bool:
+    with Store.open(store.root, readonly=True) as now:
+        return now.tape.head != store.tape.head
 
 
 def first_segment(store: Store) -> int:
