@@ -120,7 +120,7 @@ class Desk:
                     case Merge():
                         events.append(MergeDone(committed(action)))
                     case Checkpoint():
-                        p, version = action.fragment, action.version
+                        p, version = action.fragment, self.machine.state.fragments[action.fragment].version
                         events.append(CheckpointDone(Checkpointed(p, version, f"{p}.{version}", b"")))
                     case Publish():
                         peer = self.peers[action.learner]

@@ -129,7 +129,7 @@ def describe(action: object) -> list[str]:
         case Finish():
             return [f"finish: {action.reason}"]
         case Checkpoint():
-            return [f"checkpoint fragment {action.fragment} version {action.version}"]
+            return [f"checkpoint fragment {action.fragment}"]
     raise AssertionError(action)
 
 

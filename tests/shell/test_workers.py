@@ -1,10 +1,12 @@
 """The threads that do the slow work: side by side, in any order, and what fails there fails on the deciding thread."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from skerry.errors import StoreError
+from skerry.node.work import Behind
 from skerry.shell.workers import Workers
 
 WAIT_S = 30.0
@@ -42,6 +44,25 @@ def test_what_is_short_goes_first():
     gate.set()
     hands.wait(3)
     assert hands.workers.ended() in (["under way", "short", "long"], ["short", "under way", "long"])
+    hands.workers.close()
+
+
+def test_what_goes_behind_others_is_put_off_for_so_many_of_them_and_no_longer():
+    """A syncer is so busy that with each merge that ends there is another: its checkpoints are written all the same."""
+    hands, gate, done = Hands(1), threading.Event(), []
+
+    def merge(number):
+        done.append(number)
+        if number < 9:
+            hands.workers.submit(partial(merge, number + 1))
+
+    hands.workers.submit(lambda: gate.wait(WAIT_S))
+    hands.workers.submit(lambda: done.append("checkpoint"), Behind(3))
+    hands.workers.submit(partial(merge, 0))
+    hands.workers.submit(lambda: done.append("in its turn"), Behind(0))
+    gate.set()
+    hands.wait(13)
+    assert done[:6] == [0, "in its turn", 1, "checkpoint", 2, 3]
     hands.workers.close()
 
 

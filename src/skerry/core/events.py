@@ -148,10 +148,9 @@ class Merge(Struct, frozen=True):
 
 
 class Checkpoint(Struct, frozen=True):
-    """Write the fragment's newest version to a file, behind everything else."""
+    """Write to a file the newest version that the fragment has when this is carried out; merges may go before it."""
 
     fragment: int
-    version: int  # the newest when this was ordered; it may be a later one when it is carried out
 
 
 class Dismiss(Struct, frozen=True):

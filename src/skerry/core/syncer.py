@@ -430,7 +430,7 @@ class SyncerMachine:
 
     def _checkpoint(self, fragments: Iterable[int]) -> None:
         for p in fragments:
-            self._do(Checkpoint(p, self.state.fragments[p].version))
+            self._do(Checkpoint(p))
 
     def _checkpointed(self, fact: Checkpointed) -> None:
         self.checkpoints.under_way.remove(fact.fragment)

@@ -54,7 +54,7 @@ from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
-from skerry.node.work import AtOnce, Pool
+from skerry.node.work import AtOnce, Behind, Pool
 from skerry.store.journal import Place, file_bytes
 from skerry.store.store import RECORD, Store
 
@@ -150,6 +150,8 @@ class SyncerNode:
         self._commits = 0  # since the last tidying
         self._has_merged = False
         self.commits_per_collect = COMMITS_PER_COLLECT
+        # One merge in `checkpoint_every` makes a checkpoint due: put off for half as many, they keep up.
+        self._behind = Behind(self.config.store.checkpoint_every // 2)
         self.log = Log(store, lambda: self.clock(), observer)
         version_bytes = sum(algebra.payload_bytes("bf16", fragment) for fragment in self.fragments)
         store.journal.file_bytes = file_bytes(self.config.store.checkpoint_every * version_bytes)
@@ -265,7 +267,7 @@ class SyncerNode:
             case Checkpoint():
                 # Of merges that ended together all are installed by now, a later one of this fragment among them.
                 p, version = action.fragment, self.machine.state.fragments[action.fragment].version
-                self.pool.submit(partial(self._checkpoint, p, version, self.values[p]), "behind")
+                self.pool.submit(partial(self._checkpoint, p, version, self.values[p]), self._behind)
             case Dismiss():
                 self._dismiss(action)
             case Finish():

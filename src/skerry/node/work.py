@@ -13,10 +13,18 @@ the node takes it in. Pieces may end in any order. One that fails raises from `e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 Ended = TypeVar("Ended")
-Rank = Literal["short", "long", "behind"]  # what goes before what, where some of it waits
+
+
+class Behind(NamedTuple):
+    """Long work that lets others go first, but no more than so many of those that come after it."""
+
+    most: int
+
+
+Rank = Literal["short", "long"] | Behind  # what goes before what, where some of it waits
 
 
 class Pool(Protocol[Ended]):

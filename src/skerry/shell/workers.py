@@ -1,9 +1,9 @@
 """The threads that do the syncer's slow work: kernels, hashes and the disk let go of the GIL, so they run side by side.
 
 What is short goes first: a merge takes as long as dozens of looks at contributions, and what is decided next hangs on
-those. Checkpoints are written behind everything else. What has ended waits in a queue for the deciding thread, which
-`wake` calls when there is something. Nothing here is bounded: a fragment merges once at a time, and the shell takes in
-no contributions while too many wait.
+those. What is to go behind others is put off for so many of them and no longer, however busy the threads are. What has
+ended waits in a queue for the deciding thread, which `wake` calls when there is something. Nothing here is bounded: a
+fragment merges once at a time, and the shell takes in no contributions while too many wait.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import PriorityQueue
-from typing import Generic
+from typing import Generic, NamedTuple
 
-from skerry.node.work import Ended, Rank
+from skerry.node.work import Behind, Ended, Rank
 
-ORDER: dict[Rank, int] = {"short": 0, "long": 1, "behind": 2}
-LAST = 3
+SHORT, LONG, LAST = range(3)
 
 
 class Workers(Generic[Ended]):
@@ -26,8 +25,9 @@ class Workers(Generic[Ended]):
 
     def __init__(self, count: int, wake: Callable[[], None], name: str = "worker") -> None:
         self._wake = wake
-        self._waiting: PriorityQueue[tuple[int, int, Callable[[], Ended] | None]] = PriorityQueue()
+        self._waiting: PriorityQueue[tuple[_Place, Callable[[], Ended] | None]] = PriorityQueue()
         self._numbers = itertools.count()  # in which they were submitted
+        self._turns = itertools.count()  # of long work alone
         self._ended: deque[Ended | _Failed] = deque()
         self.is_closed = False
         self._threads = [threading.Thread(target=self._run, name=f"skerry-{name}_{n}") for n in range(count)]
@@ -36,7 +36,9 @@ class Workers(Generic[Ended]):
             thread.start()
 
     def submit(self, work: Callable[[], Ended], rank: Rank = "long") -> None:
-        self._waiting.put((ORDER[rank], next(self._numbers), work))
+        behind = rank.most if isinstance(rank, Behind) else 0
+        order, turn = (SHORT, 0) if rank == "short" else (LONG, next(self._turns) + behind)
+        self._waiting.put((_Place(order, turn, behind, next(self._numbers)), work))
 
     def ended(self) -> list[Ended]:
         taken: list[Ended] = []
@@ -51,12 +53,12 @@ class Workers(Generic[Ended]):
         """Drop what has not begun and wait for the rest: a thread cannot be broken off in the middle of a write."""
         self.is_closed = True
         for _ in self._threads:
-            self._waiting.put((LAST, next(self._numbers), None))
+            self._waiting.put((_Place(LAST, 0, 0, next(self._numbers)), None))
         for thread in self._threads:
             thread.join()
 
     def _run(self) -> None:
-        while (work := self._waiting.get()[2]) is not None:
+        while (work := self._waiting.get()[1]) is not None:
             if not self.is_closed:
                 self._carry_out(work)
 
@@ -66,6 +68,15 @@ class Workers(Generic[Ended]):
         except BaseException as error:  # whatever it is, it ends the process, from the deciding thread
             self._ended.append(_Failed(error))
         self._wake()
+
+
+class _Place(NamedTuple):
+    """In the line; the least goes first, and no two are the same."""
+
+    order: int
+    turn: int  # that it waits for
+    behind: int  # of several that wait for one turn those come last that were put off
+    number: int
 
 
 class _Failed:
