@@ -1,13 +1,14 @@
 """The log: one piece of writing at a time, in order, and nothing is carried out before what it follows is durable."""
 
 import queue
+from functools import partial
 
 import pytest
 import xxhash
 
 from skerry.errors import StoreError
 from skerry.node import log as logs
-from skerry.node.log import Log
+from skerry.node.log import WAITING_MAX, Log
 from skerry.node.observers import Unwatched
 from skerry.shell.workers import Workers
 from skerry.store import Store
@@ -88,11 +89,26 @@ def test_all_that_came_while_one_was_written_is_one_commit(log, store, watch):
     log.write([b"4"])
     assert len(log.pool.waiting) == 1, "one piece of writing is under way"
     log.pool.write()
-    assert log.take_ended() and len(log.pool.waiting) == 1
+    log.take_ended()
+    assert len(log.pool.waiting) == 1 and not log.is_durable
     log.pool.write()
-    assert log.take_ended() and log.pool.waiting == []
+    log.take_ended()
+    assert log.pool.waiting == []
     assert watch.done == [[b"1"], [b"2", b"3", b"4"]] and on_tape(store) == [b"1", b"2", b"3", b"4"]
-    assert log.is_durable and not log.take_ended()
+    assert log.is_durable
+
+
+def test_it_is_full_when_too_much_waits_and_has_room_again_once_that_is_durable(log):
+    log.write([b"under way"])
+    heard = []
+    for number in range(WAITING_MAX - 1):
+        log.then(partial(heard.append, number))
+    assert not log.is_full
+    log.write([b"one more"])
+    assert log.is_full
+    log.pool.write()
+    log.take_ended()
+    assert not log.is_full and heard == list(range(WAITING_MAX - 1))
 
 
 def test_entries_and_files_of_a_group_are_durable_with_their_records(log, store):

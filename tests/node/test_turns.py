@@ -14,6 +14,7 @@ class Hand:
     def __init__(self, takes_s: float = 0.0) -> None:
         self.now, self.takes_s = 0.0, takes_s
         self.unseen_bytes, self.has_unseen = 0, False
+        self.log, self.is_full = self, False
         self.notes: list[object] = []
         self.driver = SyncerDriver(self, self, lambda: self.now)
 
@@ -85,6 +86,14 @@ def test_payloads_that_wait_in_line_or_are_looked_into_are_counted():
     hand.turn()
     hand.unseen_bytes = 0
     assert hand.driver.waiting_bytes == 0
+
+
+def test_nothing_further_should_be_offered_while_too_much_waits_for_the_disk():
+    hand = Hand()
+    assert hand.driver.room == LINE_MAX
+    hand.is_full = True
+    assert hand.driver.room == 0
+    assert hand.turn(report(1, 1)) == [report(1, 1), "look"], "what is in line is taken in"
 
 
 def test_a_look_waits_for_contributions_that_are_being_looked_into_but_not_for_long():

@@ -138,7 +138,8 @@ class Float32:
         encoded = np.frombuffer(delta, np.uint8)
         advanced = outer.advance(how, *old, step.delta, encoded, step.codec, threads, (*new, published))
         assert advanced.finite, f"fragment {fragment.index} version {step.version} is not finite"
-        return Merged(new, advanced.payload.data, self.digest(new.theta), self.state_digest(new))
+        digests = [self.digest(array) for array in new]
+        return Merged(new, advanced.payload.data, digests[0], _joined(digests))
 
     def whole(self, theta: Array) -> memoryview:
         whole: memoryview = theta.data.cast("B")
@@ -167,7 +168,7 @@ class Float32:
 
     def state_digest(self, values: Values) -> bytes:
         """What a version must be that was done again."""
-        return xxhash.xxh3_128_digest(b"".join(map(self.digest, values)))
+        return _joined([self.digest(array) for array in values])
 
     def sha256(self, theta: Array) -> bytes:
         """What a learner's copy is held against, which need not be believed."""
@@ -179,6 +180,10 @@ class Float32:
 
     def payload_bytes(self, codec: str, fragment: Fragment) -> int:
         return codecs.payload_bytes(codec, fragment.size)
+
+
+def _joined(digests: list[bytes]) -> bytes:
+    return xxhash.xxh3_128_digest(b"".join(digests))
 
 
 def _header(there: tuple[str, ...]) -> bytes:

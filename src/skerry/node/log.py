@@ -5,7 +5,8 @@
 
 One piece of writing is under way at a time, on a thread of its own (`pool`); all that came meanwhile is the next, with
 one fsync of the journal and one of the tape. Nobody waits for the disk but what must: a slow one makes larger groups.
-How much may wait is bounded by who merges (`waiting_bytes`).
+How much may wait is bounded by others: who merges goes by `waiting_bytes`, and who takes in what learners say, which is
+what most records and messages follow from, by `is_full`.
 
 With a pool that works at once everything is durable when `write` returns: tests, simulator and laboratory.
 """
@@ -22,6 +23,8 @@ from skerry.node.work import AtOnce, Pool
 from skerry.store.journal import Place
 from skerry.store.store import Store
 from skerry.store.tape import GROUP_BYTES_MAX
+
+WAITING_MAX = 1 << 14  # records and messages: several for each fragment of hundreds of learners
 
 Entries = Sequence[tuple[Place, Any]]  # where each lies, and its bytes
 
@@ -66,6 +69,11 @@ class Log:
         """Everything that was ordered is."""
         return self._durable == self._ordered
 
+    @property
+    def is_full(self) -> bool:
+        """So much waits that nothing further should be taken in from which more would follow."""
+        return len(self._waiting) + len(self._then) >= WAITING_MAX
+
     def write(self, records: Sequence[bytes], files: Sequence[str] = (), entries: Entries = ()) -> None:
         """Keep these together."""
         if size := sum(place.size for place, _ in entries):
@@ -84,8 +92,8 @@ class Log:
         else:
             self._then.append((self._ordered, call))
 
-    def take_ended(self) -> bool:
-        """Take in what has been written, and carry out what waited for it; whether there was any."""
+    def take_ended(self) -> None:
+        """Take in what has been written, and carry out what waited for it."""
         ended = self.pool.ended()
         for written in ended:
             self._is_writing = False
@@ -97,7 +105,6 @@ class Log:
             self._then.popleft()[1]()
         if ended:
             self._go_on()
-        return bool(ended)
 
     def _order(self, piece: Piece) -> None:
         self._ordered += 1

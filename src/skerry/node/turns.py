@@ -55,8 +55,8 @@ class SyncerDriver:
 
     @property
     def room(self) -> int:
-        """How many events more may be offered."""
-        return LINE_MAX - len(self._line)
+        """How many events more may be offered; none while too much waits for the disk."""
+        return 0 if self.node.log.is_full else LINE_MAX - len(self._line)
 
     @property
     def waiting_bytes(self) -> int:

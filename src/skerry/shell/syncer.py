@@ -93,6 +93,8 @@ class SyncerShell:
 
         The inbox is told what still waits to be looked at: while that is too much, no further payloads are read.
         """
+        if self.node.log.is_full:
+            time.sleep(TICK_S)  # nothing further is taken in before the disk has caught up
         wait_s = 0.0 if len(self.driver) else TICK_S
         for event in self.inbox.drain(self.driver.room, wait_s) if self.driver.room else ():
             if event is not None:  # else a worker's word that something has ended, which a turn takes in
