@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,9 +35,12 @@ def read_model(store: Store, state: RunState, before_close: bool = False) -> dic
 
 
 def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | None = None) -> str:
-    """Write the master, the newest or a kept one, as one file, whole or not at all; its sha256 in hex."""
+    """Write the master, the newest or a kept one, as one file, whole or not at all; its sha256 in hex.
+
+    It is durable on return. The name that it has until then is this process's own: another may be exporting too.
+    """
     head, places = _header(state, {} if kept is None else {"versions": list(kept.versions), "kept": kept.number})
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w+b") as file:
             file.write(head)
@@ -46,12 +50,22 @@ def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | N
                     file.write(master[slot.offset : slot.offset + slot.size].data)
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     return digest
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] | None = None) -> bytes:

@@ -1,0 +1,45 @@
+"""An exported model is on the disk before it has its name, and two exports do not share a file on the way there."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from node.pair import Pair, config_of
+from skerry.core.state import state_of
+from skerry.run.export import write_model
+from skerry.store import Store
+
+
+@pytest.fixture
+def root(tmp_path):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.run(8)
+    return pair.root
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What was synced, as it was called then, with the names in its folder at that time."""
+    seen, fsync = [], os.fsync
+
+    def noting(fd):
+        name = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        seen.append((name, sorted(path.name for path in (name if name.is_dir() else name.parent).iterdir())))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    return seen
+
+
+def test_it_is_synced_before_it_is_named_and_its_name_behind_that(root, tmp_path, synced):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    with Store.open(root, readonly=True) as store:
+        digest = write_model(store, state_of(store.records), folder / "model")
+    (file, before), (last, after) = synced
+    assert before == [file.name] == [f"model.{os.getpid()}.tmp"], "no other process writes to a file of this name"
+    assert (last, after) == (folder, ["model"])
+    assert hashlib.sha256((folder / "model").read_bytes()).hexdigest() == digest
