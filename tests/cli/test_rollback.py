@@ -174,15 +174,16 @@ def test_a_dry_run_says_what_it_would_free_and_removes_nothing(capsys, root):
     assert not list((root / "record").iterdir()) and state_in(root).kept == []
     report = answered(capsys, "replay", root)
     assert report["identical"] and report["begins"] and report["recomputed"] == 0
+    code, out, err = called(capsys, "replay", root)
+    assert code == 0 and err == report["begins"] + "\n" and err.endswith(", and none has followed\n")
+    assert out.startswith(
+        "nothing was recomputed, for no kept version leads on to a merge that the tape still tells of: "
+    )
 
 
 def test_it_says_what_replay_can_still_do(capsys, root):
     _, out, _ = called(capsys, "prune", root, "--keep-days", 0, "--kept", 1, "--dry-run")
-    merges = state_in(root).merges
-    assert out.splitlines()[1] == (
-        f"kept: 1, and 0, the start; replay audits from merge {merges + 1} of {merges} on, "
-        "and recomputes from the first kept version behind that"
-    )
+    assert out.splitlines()[1] == "kept: 1, and 0, the start; replay has no merge left to audit or recompute"
     _, out, _ = called(capsys, "prune", root, "--kept", 0)
     assert out.splitlines()[1] == "kept: none, and 0, the start; replay can do all it could"
     code, out, _ = called(capsys, "replay", root)

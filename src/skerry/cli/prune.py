@@ -106,6 +106,8 @@ def _replay(record: dict[str, Any]) -> str:
     """What replay can do afterwards."""
     if not record["merges_untold"]:
         return "replay can do all it could"
+    if record["merges_untold"] == record["merges"]:
+        return "replay has no merge left to audit or recompute"
     audits = f"replay audits from merge {record['merges_untold'] + 1} of {record['merges']} on"
     if record["record"] != "full":
         return audits

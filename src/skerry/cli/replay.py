@@ -105,16 +105,27 @@ def _print(report: Report) -> None:
             print(line, file=sys.stderr)
     if not report.identical:
         print(f"not identical: {report.recomputed} of {report.merges} merges agreed up to there")
-    elif report.record == "full":
-        print(f"identical: {report.recomputed} merges recomputed, {report.checks:,} checks")
+    elif report.recomputed:
+        skipped = f", {report.skipped} could not be" if report.skipped else ""
+        print(f"identical: {report.recomputed} merges recomputed{skipped}, {report.checks:,} checks")
         print(f"sha256 {report.model_sha256}" if report.model else "not every fragment could be recomputed")
     else:
         print(
-            f"identical: choices, weights and versions of {report.merges} merges hold, {report.checks:,} checks; "
-            "nothing was recomputed, for this run kept no contributions (--record decisions)"
+            f"nothing was recomputed, {_why_not(report)}: choices, weights and versions of {report.merges} merges "
+            f"hold, {report.checks:,} checks"
         )
     if report.excluded is not None:
         _print_excluded(report.excluded)
+
+
+def _why_not(report: Report) -> str:
+    if report.record != "full":
+        return "for this run kept no contributions (--record decisions)"
+    return (
+        "for no kept version leads on to a merge that the tape still tells of"
+        if report.begins
+        else "for none was merged"
+    )
 
 
 def _print_excluded(gone: Excluded) -> None:

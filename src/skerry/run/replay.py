@@ -128,6 +128,8 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
 def _begins(store: Store, first: int, before: int, report: Report) -> str:
     """What can still be done with a tape that was pruned."""
     line = f"{store.root}: the tape was pruned and begins with segment {first}, after {before} merges"
+    if not report.merges:
+        return f"{line}, and none has followed"
     if report.record != "full":
         return line
     if report.recomputed:
