@@ -426,10 +426,10 @@ def never_heal(plant):
 def settle_too_early(plant):
     """What is settled is read when a version begins to wait for the window, the version when its turn comes."""
 
-    def _publish(self, member, fragments, publish=SyncerMachine._publish):
+    def _publish(self, member, fragments, view=None, publish=SyncerMachine._publish):
         at = {p: self.state.ledger.settled(member.learner, member.life, p).seq for p in fragments}
         member.__dict__.setdefault("settled_then", {}).update((p, at[p]) for p in at if p not in member.waiting)
-        publish(self, member, fragments)
+        publish(self, member, fragments, view)
 
     def _do(self, action, do=SyncerMachine._do):
         if isinstance(action, Publish):
