@@ -190,6 +190,16 @@ def test_it_says_what_replay_can_still_do(capsys, root):
     assert code == 0 and out.startswith("identical: ") and "sha256" in out
 
 
+def test_it_says_why_nothing_of_a_tape_of_one_segment_goes(capsys, root):
+    before = tape_of(root)
+    _, out, _ = called(capsys, "prune", root, "--before", 1)
+    assert out.splitlines()[1:] == [
+        "the tape stays: segment 1, with which it begins, has merges that replay from version 1 on needs",
+        "kept: 1, and 0, the start; replay can do all it could",
+    ]
+    assert tape_of(root) == before
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -41,12 +41,12 @@ def run(words: Sequence[str]) -> int:
     _check(options.keep_days, options.before, options.kept)
     root: Path = options.run
     with Store.open(root, readonly=True) as store:  # what is wrong is said before anything is written
-        record = _record(root, *_chosen(store, options))
+        record = _record(root, *_chosen(store, options), options.before)
     if not options.dry_run:
         check_unserved(root)
         with Store.open(root) as store:
             state, choice = _chosen(store, options)
-            record = _record(root, state, choice) | {"removed": True}
+            record = _record(root, state, choice, options.before) | {"removed": True}
             carry_out(store, state, choice)
     cli.tell(record, options.json, _show)
     return 0
@@ -71,14 +71,16 @@ def _chosen(store: Store, options: Any) -> tuple[RunState, Choice]:
     return state, choose(store, state, time.time(), options.keep_days, before, options.kept)
 
 
-def _record(root: Path, state: RunState, choice: Choice) -> dict[str, Any]:
+def _record(root: Path, state: RunState, choice: Choice, before: int | None) -> dict[str, Any]:
     frees = freed(root, state, choice)
     kept = [version.number for version in state.kept if version.number not in choice.kept]
     return {
         "run_dir": str(root),
         "removed": False,
         "frees": frees | {"total": sum(frees.values())},
+        "before": before,
         "first_segment": choice.first,
+        "tape_stays": choice.first == state.first_segment,
         "merges_untold": choice.merges,
         "merges": state.merges,
         "kept_removed": list(choice.kept),
@@ -95,6 +97,9 @@ def _show(record: dict[str, Any]) -> None:
         f"{text.size(frees['contributions'])} of recorded contributions, "
         f"{text.size(frees['checkpoints'])} of checkpoints (kept versions: {_numbers(record['kept_removed'])})"
     )
+    if record["before"] is not None and record["tape_stays"]:
+        first = f"segment {record['first_segment']}, with which it begins"
+        print(f"the tape stays: {first}, has merges that replay from version {record['before']} on needs")
     print(f"kept: {_numbers(record['kept'])}, and 0, the start; {_replay(record)}")
 
 
