@@ -27,9 +27,11 @@ def run_dir(tmp_path):
 
 
 def files_of(run_dir):
-    """Of fragment 1, the newest last."""
+    """Of fragment 1, that of the start first and the newest last."""
     with Store.open(run_dir, readonly=True) as store:
-        return [run_dir / "files" / c.file for c in state_of(store.records).fragments[1].checkpoints]
+        state = state_of(store.records)
+    names = dict.fromkeys([state.created.files[1], *(c.file for c in state.fragments[1].checkpoints)])
+    return [run_dir / "files" / name for name in names]
 
 
 def refused(capsys, *words):
@@ -53,9 +55,8 @@ def tape_of(run_dir):
 def test_a_syncer_over_a_missing_file_says_what_is_missing_and_how_to_go_on(capsys, run_dir):
     tape = tape_of(run_dir)
     assert refused(capsys, "syncer", "--run", run_dir, "--port", 0) == (
-        f"fragment 1 version 2: {files_of(run_dir)[-1]} is missing: restore it from a copy, or start it with --repair "
-        f"(skerry syncer --run {run_dir} --repair: from records or a learner, "
-        "--repair previous: from an earlier version)"
+        f"fragment 1 version 2: {files_of(run_dir)[-1]} is missing: restore it from a copy, "
+        f"or skerry syncer --run {run_dir} --repair (the same version, from a learner)"
     )
     assert tape_of(run_dir) == tape
 
@@ -67,8 +68,10 @@ def test_previous_is_refused_where_there_is_none(capsys, tmp_path):
     file.write_bytes(b"not what it was")
     tape = tape_of(pair.root)
     line = refused(capsys, "syncer", "--run", pair.root, "--port", 0, "--repair", "previous")
-    assert line.startswith(f"fragment 1 version 0: {file} differs from what was written: restore it")
-    assert line.endswith("no earlier version can be had: start with --repair, without previous")
+    assert line == (
+        f"no earlier version can be had: fragment 1 version 0: {file} differs from what was written: restore it from a "
+        f"copy, or skerry syncer --run {pair.root} --repair (the same version, from a learner)"
+    )
     assert tape_of(pair.root) == tape
     assert "--repair previous" not in refused(capsys, "syncer", "--run", pair.root, "--port", 0)
 
@@ -85,7 +88,7 @@ def test_a_repair_that_waits_says_for_what_and_can_be_given_up(tmp_path, run_dir
         syncer.signal(signal.SIGTERM)
         assert syncer.wait() == 130
     assert "for a learner that holds fragment 1 version 2; 0 connected, 0 wrong copies refused" in syncer.said
-    assert "to give up, stop this and start it with --repair previous" in syncer.said
+    assert "to give up, stop this and restore it from a copy\n" in syncer.said
     assert json.loads(syncer.out.read_text()) == {"error": "interrupted"}
     assert tape_of(run_dir) == tape
 

@@ -24,7 +24,7 @@ from skerry.node.algebra import FLOAT32, Values
 from skerry.node.learner import LearnerNode
 from skerry.node.observers import Unwatched
 from skerry.node.syncer import SyncerNode
-from skerry.run.genesis import create_run
+from skerry.run.genesis import begin
 from skerry.store import Store
 from skerry.store.journal import Place
 
@@ -199,7 +199,7 @@ class Pair:
         self.dismissed = []
         self.entries = {}  # place -> what the journal had there when it was written: it lets go of what nobody needs
         with Store.open(root, clock=lambda: self.now) as store:
-            create_run(store, config, self.layout, self.arrays)
+            begin(store, config, self.layout, lambda fragment: gather(fragment, self.arrays))
         self._open()
 
     def _open(self):

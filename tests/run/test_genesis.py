@@ -1,6 +1,7 @@
 """A genesis file: read whole or for its layout alone, refused in one line where it is none, and a run begun once."""
 
 import json
+import os
 
 import msgspec
 import numpy as np
@@ -12,8 +13,13 @@ from skerry.algo.fragments import Tensor, layout_of
 from skerry.config import Config
 from skerry.core.state import state_of
 from skerry.errors import ModelError, TapeDamaged
-from skerry.run.genesis import METADATA, create_run, read_genesis, read_layout
+from skerry.run.export import read_model
+from skerry.run.genesis import METADATA, begin, create_run, read_genesis, read_layout
 from skerry.store import Store
+
+
+def zeros(fragment):
+    return np.zeros(fragment.size, np.float32)
 
 
 @pytest.mark.parametrize("metadata", [None, {METADATA: json.dumps({"embeddings": ["table"]})}])
@@ -50,18 +56,70 @@ def test_values_that_no_run_can_start_from_are_refused_by_name(tmp_path):
         read_genesis(tmp_path / "g")
 
 
+def rewritten(path):
+    """With other values, as somebody who saves a model again does it."""
+    save_file({"w": np.full(600, 2.0, np.float32)}, path.with_suffix(".new"))
+    path.write_bytes(path.with_suffix(".new").read_bytes())
+    os.utime(path, ns=(0, 0))  # whatever the clock of this file system can tell apart
+
+
+def cut_short(path):
+    os.truncate(path, path.stat().st_size - 40)
+
+
+def spoiled(path):
+    """With a value that is not finite, and the time it had: nothing but the value shows it."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(np.float32(np.nan).tobytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (rewritten, "was changed while it was read: begin again when nobody writes to it"),
+        (cut_short, "was changed while it was read: begin again when nobody writes to it"),
+        (spoiled, "parameter w holds values that are not finite"),
+    ],
+)
+def test_a_file_that_is_changed_while_a_run_is_begun_begins_none(tmp_path, change, said):
+    """It was whole and finite when it was looked at; what is stored comes from a second reading."""
+    path = tmp_path / "g"
+    save_file({"w": np.ones(600, np.float32)}, path)
+    layout, values = read_genesis(path)
+    change(path)
+    with Store.open(tmp_path / "run") as store, pytest.raises(ModelError, match=f"{path}: {said}$"):
+        create_run(store, Config(), layout, values)
+    with Store.open(tmp_path / "run", readonly=True) as store:
+        assert store.records == []
+
+
+def test_a_file_that_is_replaced_while_a_run_is_begun_does_no_harm(tmp_path):
+    path = tmp_path / "g"
+    save_file({"w": np.ones(600, np.float32)}, path)
+    layout, values = read_genesis(path)
+    path.unlink()
+    with Store.open(tmp_path / "run") as store:
+        create_run(store, Config(), layout, values)
+    with Store.open(tmp_path / "run", readonly=True) as store:
+        state = state_of(store.records)
+        np.testing.assert_array_equal(read_model(store, state)["w"], np.ones(600, np.float32))
+
+
 def test_a_tape_that_tells_of_two_runs_is_refused(tmp_path):
-    layout, arrays = layout_of([Tensor("w", (3,))]), {"w": np.zeros(3, np.float32)}
+    layout = layout_of([Tensor("w", (3,))])
     with Store.open(tmp_path) as store:
-        create_run(store, Config(), layout, arrays)
-        create_run(store, Config(), layout, arrays)
+        begin(store, Config(), layout, zeros)
+        begin(store, Config(), layout, zeros)
     with Store.open(tmp_path, readonly=True) as store, pytest.raises(TapeDamaged, match="one run from its creation on"):
         state_of(store.records)
 
 
 def test_a_record_of_a_later_version_is_refused_in_one_line(tmp_path):
     with Store.open(tmp_path) as store:
-        create_run(store, Config(), layout_of([Tensor("w", (3,))]), {"w": np.zeros(3, np.float32)})
+        begin(store, Config(), layout_of([Tensor("w", (3,))]), zeros)
         store.commit([msgspec.msgpack.encode({"type": "Newfangled"})])
     for command in (["export", tmp_path], ["replay", tmp_path], ["syncer", "--run", tmp_path, "--port", "0"]):
         done = skerry(*command)

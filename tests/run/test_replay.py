@@ -345,7 +345,9 @@ def test_a_fragment_restored_to_something_else_is_a_difference(paused):
 def test_a_version_gone_back_to_replays(paused):
     with Store.open(paused) as store:
         state = state_of(store.records)
-        fact = repair.back_to(store, state, fragment_of(state, 2), state.fragments[2].version - 3)
+        fragment, to = fragment_of(state, 2), state.fragments[2].version - 3
+        values = versions.load(store, fragment, state.fragments[2], version=to)
+        fact = repair.back_to(store, state, fragment, to, values)
         store.commit([msgspec.msgpack.encode(fact)])
     report = replayed(paused, exclude="b")
     assert report.identical, (report.violations, report.first_difference)

@@ -15,7 +15,7 @@ from node.pair import NumpyParameters, Pair, config_of
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.audit import Audit
 from skerry.core.events import Interrupted
-from skerry.core.facts import LifeStarted, Restored, SteppedBack
+from skerry.core.facts import EpochStarted, LifeStarted, Restored, SteppedBack
 from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
 from skerry.core.state import state_of
 from skerry.errors import FileDamaged
@@ -23,7 +23,7 @@ from skerry.node import versions
 from skerry.node.algebra import FLOAT32
 from skerry.run import summary
 from skerry.run.facts import fragments_of
-from skerry.run.repair import damaged, take_copy
+from skerry.run.repair import damaged, reach, take_copy
 from skerry.run.replay import replay
 from skerry.run.tally import tally
 from skerry.shell.learner import LearnerShell
@@ -49,8 +49,13 @@ def state_in(run_dir):
 
 
 def checkpoints(run_dir):
-    """The files of every fragment, the newest last."""
-    return [[run_dir / "files" / c.file for c in at.checkpoints] for at in state_in(run_dir).fragments]
+    """The files of every fragment, that of the start first and the newest last."""
+    state = state_in(run_dir)
+    found = [
+        dict.fromkeys([file, *(c.file for c in at.checkpoints)])
+        for file, at in zip(state.created.files, state.fragments, strict=True)
+    ]
+    return [[run_dir / "files" / file for file in files] for files in found]
 
 
 def flip(path, at=None):
@@ -171,8 +176,7 @@ def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_pa
         (line,) = [line for line in refused.stderr.splitlines() if line.startswith("skerry: ")]
         version = before.fragments[0].version
         assert line.startswith(f"skerry: fragment 0 version {version} (and 1 more): {names[0]} differs from what was")
-        assert f"start it with --repair (skerry syncer --run {run_dir} --repair: from records or a learner" in line
-        assert "--repair previous: from an earlier version" in line
+        assert line.endswith(f", or skerry syncer --run {run_dir} --repair (the same version, from a learner)")
 
         with Syncer(tmp_path, "--port", syncer.port, "--repair") as again:
             restored = restored_in(run_dir)
@@ -226,7 +230,7 @@ def test_recorded_contributions_give_the_same_bytes_without_any_learner_again_an
                     puppet.merge_once()
             again.signal(signal.SIGKILL)
             again.wait()
-    assert all(fact.source.endswith("and the recorded contributions since") for fact in restored_in(run_dir))
+    assert all(fact.source.endswith("and the recorded merges since") for fact in restored_in(run_dir))
     with Store.open(run_dir, readonly=True) as store:
         assert replay(store).identical
 
@@ -371,9 +375,10 @@ def test_a_version_without_a_checkpoint_is_borrowed_from_nobody(killed):
     damage_newest(killed.root, 1)
     version = before.fragments[1].version
     said = (
-        rf"^fragment 1 version {version}: .*/journal/\d+\.log at byte \d+: .*; the tape has no sha256 of it to check "
+        rf"no sha256 to check a learner's copy by: fragment 1 version {version}: .*/journal/\d+\.log at byte \d+: .*, "
+        rf"or skerry syncer --run {killed.root} --repair previous \(this fragment from version {version - 1}\)$"
     )
-    with pytest.raises(FileDamaged, match=said + "a learner's copy by: start it with --repair previous$"):
+    with pytest.raises(FileDamaged, match=said):
         repair(killed)
     assert state_in(killed.root) == before
 
@@ -383,7 +388,8 @@ def test_previous_goes_on_from_the_newest_that_can_be_had_as_a_new_version(kille
     damage_newest(pair.root, 0)
     rot_entries(pair.root, before.fragments[1].redo[1:])  # the first after its genesis, and nothing since
     with Store.open(pair.root, readonly=True) as store:
-        last = [versions.last_reachable(store, f, at) for f, at in zip(pair.fragments, before.fragments, strict=True)]
+        about = zip(pair.fragments, before.fragments, strict=True)
+        last = [reach(store, before, fragment, at.version).version for fragment, at in about]
         assert last == [before.fragments[0].version - 1, 1, before.fragments[2].version]
         old = [
             versions.load(store, f, at, version=version)
@@ -420,7 +426,7 @@ def test_previous_is_all_or_nothing(killed):
         damage_newest(killed.root, p)
     for path in checkpoints(killed.root)[2]:
         path.unlink()
-    said = r"^fragment 2 version \d+: .* is missing: .*; no earlier version can be had: start with --repair, without"
+    said = r"^no earlier version can be had: fragment 2 version \d+: .* is missing: restore it from a copy$"
     with pytest.raises(FileDamaged, match=said):
         repair(killed, previous=True)
     assert state_in(killed.root) == before
@@ -440,14 +446,37 @@ def test_damage_to_what_nobody_goes_on_from_stops_nothing(pair):
     pair.until(lambda: min(pair.versions) > max(versions_before) and pair.is_current(a))
 
 
-def test_a_rotten_checkpoint_with_a_good_one_before_it_is_no_damage(pair, caplog):
-    values, facts = values_in(pair.root), facts_of(pair.root)
-    for paths in checkpoints(pair.root):
-        flip(paths[-1])
-    assert repair(pair) and facts_of(pair.root) == facts, "there is nothing to repair"
+@pytest.mark.parametrize("look", [repair, Pair.restart])
+def test_a_rotten_checkpoint_with_a_good_one_before_it_is_written_anew_at_the_first_look(pair, caplog, look):
+    values, facts, newest = values_in(pair.root), facts_of(pair.root), [paths[-1] for paths in checkpoints(pair.root)]
+    whole = [path.read_bytes() for path in newest]
+    for path in newest:
+        flip(path)
+    look(pair)
+    assert [path.read_bytes() for path in newest] == whole
+    for path in newest:
+        assert f"{path} was damaged and is written anew" in caplog.text
+    caplog.clear()
+    assert [fact for fact in facts_of(pair.root) if not isinstance(fact, EpochStarted)] == [
+        fact for fact in facts if not isinstance(fact, EpochStarted)
+    ], "the tape need not hear of it"
+    pair.store.close()
     pair.restart()
-    assert caplog.text.count("instead") >= 3
-    assert all(np.array_equal(a, b) for old, new in zip(values, pair.syncer.values, strict=True)
+    assert caplog.messages == [] and all(
+        np.array_equal(a, b)
+        for old, new in zip(values, pair.syncer.values, strict=True)
+        for a, b in zip(old, new, strict=True)
+    )
+
+
+def test_without_a_checkpoint_a_version_is_done_again_from_the_start_and_the_journal(pair):
+    """As far as the journal goes back: without recorded contributions too."""
+    values = values_in(pair.root)
+    for paths in checkpoints(pair.root):
+        for path in paths[1:]:
+            flip(path)
+    assert repair(pair)
+    assert all(np.array_equal(a, b) for old, new in zip(values, values_in(pair.root), strict=True)
                for a, b in zip(old, new, strict=True))  # fmt: skip
 
 

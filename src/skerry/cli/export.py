@@ -14,6 +14,7 @@ from skerry import config as configs
 from skerry.algo.fragments import decode_layout
 from skerry.core.state import KeptVersion, RunState, state_of
 from skerry.errors import FileDamaged, Refusal
+from skerry.run import repair
 from skerry.run.export import write_model
 from skerry.run.facts import read_run
 from skerry.run.replay import cut_off
@@ -48,9 +49,7 @@ def _exported(store: Store, out: Path, version: int | None) -> dict[str, Any]:
     try:
         digest = export(store, state, out, kept)
     except FileDamaged as error:
-        is_recorded = kept is None and configs.decode(state.created.config).store.record == "full"
-        hint = f", or make it from the record: skerry replay {store.root} --out FILE" if is_recorded else ""
-        raise type(error)(f"{error}{hint}") from None
+        raise type(error)(_explain(store, state, kept, error)) from None
     return {
         "model_path": str(out),
         "model_sha256": digest,
@@ -68,6 +67,15 @@ def _show(record: dict[str, Any]) -> None:
     version = record["version"]
     when = f"after {record['merges']} merges" if version is None else f"of kept version {version}"
     print(f"{record['model_path']}  ({record['parameters']:,} parameters {when})\nsha256 {record['model_sha256']}")
+
+
+def _explain(store: Store, state: RunState, kept: KeptVersion | None, error: FileDamaged) -> str:
+    """Why there is no model to write, and how there can be one."""
+    if kept is not None:
+        return f"kept version {kept.number}: {error}, or try skerry syncer --run {store.root} --repair"
+    is_recorded = configs.decode(state.created.config).store.record == "full"
+    hint = f", or make it from the record: skerry replay {store.root} --out FILE" if is_recorded else ""
+    return repair.explain(store, state, repair.damaged(store, state)) + hint
 
 
 def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = None) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from skerry import algo, cli
 from skerry import config as configs
 from skerry.algo import fragments
@@ -22,7 +20,7 @@ from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
 from skerry.run import repair, replay, room
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import create_run, read_genesis, read_layout
+from skerry.run.genesis import GENESIS, GenesisFile, create_run, read_genesis, read_layout
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
@@ -32,7 +30,7 @@ from skerry.train.shapes import resolved, shape_of
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox
 
-First = tuple[configs.Config, fragments.Layout, dict[str, npt.NDArray[Any]]]
+First = tuple[configs.Config, fragments.Layout, GenesisFile]
 Overrides = list[tuple[str, Any]]
 DIFFERENCES_SHOWN = 3
 
@@ -106,15 +104,16 @@ def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> Sy
     try:
         return SyncerShell(store, options.host, options.port, token)
     except FileDamaged:
-        damage = repair.damaged(store, state_of(store.records))
-        raise Refusal(repair.explain(store.root, damage)) from None
+        state = state_of(store.records)
+        raise Refusal(repair.explain(store, state, repair.damaged(store, state))) from None
 
 
 def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wanted: Callable[[], bool]) -> Store:
     """The same run with every fragment whole, opened anew so that it begins with what the repair wrote."""
     with store:
         listen = (options.host, options.port, token)
-        if not make_whole(store, listen, options.repair == "previous", wanted):
+        genesis = options.genesis or options.run / GENESIS
+        if not make_whole(store, listen, options.repair == "previous", wanted, genesis):
             raise KeyboardInterrupt
     return Store.open(options.run)
 

@@ -207,7 +207,7 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
         if cut := replay.cut_off(store, state):
             raise Refusal(cut)
         if damage := repair.damaged(store, state):
-            raise Refusal(repair.explain(store.root, damage))
+            raise Refusal(repair.explain(store, state, damage))
     config = configs.decode(state.created.config)
     try:
         speeds = msgspec.json.decode((run_dir / LOCAL).read_bytes(), type=Local).speeds

@@ -1,11 +1,13 @@
 """Genesis: the first values of a run, from a safetensors file, and the record that begins a tape.
 
-The values never come from whoever happens to be alive.
+The values never come from whoever happens to be alive. What is stored has been looked at, whatever becomes of the file.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,21 +15,80 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from skerry import config as configs
-from skerry.algo.fragments import Fragment, Layout, Tensor, encode_fragments, encode_layout, gather, layout_of, split
+from skerry.algo.fragments import F32, Fragment, Layout, Tensor, encode_fragments, encode_layout, layout_of, split
 from skerry.core.facts import RULES, RunCreated
 from skerry.errors import ModelError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
 from skerry.store.store import Store
 
 AT_ONCE = 1 << 22  # values that are looked at together
+GENESIS = "genesis.safetensors"  # in the directory of a local run
 METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
 
 
-def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
+class GenesisFile(Mapping[str, F32]):
+    """The tensors of a safetensors file, which stay there until they are asked for.
+
+    It is read and never mapped: a file that somebody cuts short would end this process. What is given out is finite,
+    and the file was not written to since it was opened, or `ModelError` is raised.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self.path, self.layout = path, layout
+        self._file = path.open("rb")
+        self._first = self._stamp()
+        begins = 8 + int.from_bytes(self._read(0, 8), "little")
+        told = json.loads(self._read(8, begins - 8))
+        self._places = {tensor.name: begins + told[tensor.name]["data_offsets"][0] for tensor in layout.tensors}
+        self._shapes = {tensor.name: tensor.shape for tensor in layout.tensors}
+
+    def __getitem__(self, name: str) -> F32:
+        shape = self._shapes[name]
+        return self._values(name, 0, math.prod(shape)).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def fragment(self, fragment: Fragment) -> F32:
+        """What the fragment holds, as one flat vector with zeros between the slots."""
+        flat = np.zeros(fragment.size, np.float32)
+        for slot in fragment.slots:
+            flat[slot.offset : slot.offset + slot.size] = self._values(slot.name, slot.start, slot.size)
+        return flat
+
+    def check(self) -> None:
+        """Go through all of it, a piece at a time."""
+        for name, shape in self._shapes.items():
+            count = math.prod(shape)
+            for start in range(0, count, AT_ONCE):
+                self._values(name, start, min(AT_ONCE, count - start))
+
+    def _values(self, name: str, start: int, count: int) -> F32:
+        """So many values of a tensor, from this one on."""
+        values = np.frombuffer(self._read(self._places[name] + 4 * start, 4 * count), np.float32)
+        if not np.isfinite(values).all():
+            raise ModelError(f"{self.path}: parameter {name} holds values that are not finite")
+        return values
+
+    def _read(self, start: int, size: int) -> bytes:
+        self._file.seek(start)
+        data = self._file.read(size)
+        if len(data) < size or self._stamp() != self._first:
+            raise ModelError(f"{self.path}: was changed while it was read: begin again when nobody writes to it")
+        return data
+
+    def _stamp(self) -> tuple[int, int]:
+        about = os.fstat(self._file.fileno())
+        return about.st_size, about.st_mtime_ns
+
+
+def read_genesis(path: Path) -> tuple[Layout, GenesisFile]:
     """A safetensors file as layout and values, which stay in the file until they are used."""
     with _opened(path) as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -35,25 +96,9 @@ def read_genesis(path: Path) -> tuple[Layout, dict[str, npt.NDArray[Any]]]:
     for name, kind in kinds.items():
         if kind != "F32":
             raise ModelError(f"{path}: parameter {name} is {kind}; a genesis holds float32 (F32)")
-    arrays = _mapped(path, layout)
-    for name, array in arrays.items():
-        flat = array.reshape(-1)
-        if not all(np.isfinite(flat[at : at + AT_ONCE]).all() for at in range(0, flat.size, AT_ONCE)):
-            raise ModelError(f"{path}: parameter {name} holds values that are not finite")
-    return layout, arrays
-
-
-def _mapped(path: Path, layout: Layout) -> dict[str, npt.NDArray[Any]]:
-    """Views of the file; the library of safetensors, which has checked it, would copy each tensor."""
-    whole = np.memmap(path, np.uint8, mode="r")
-    begins = 8 + int.from_bytes(whole[:8].tobytes(), "little")
-    told = json.loads(whole[8:begins].tobytes())
-    return {
-        tensor.name: whole[begins + told[tensor.name]["data_offsets"][0] :][: 4 * tensor.size]
-        .view(np.float32)
-        .reshape(tensor.shape)
-        for tensor in layout.tensors
-    }
+    values = GenesisFile(path, layout)
+    values.check()
+    return layout, values
 
 
 def read_layout(path: Path) -> Layout:
@@ -89,11 +134,9 @@ def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Lay
         raise ModelError(f"{path}: {error}") from None
 
 
-def create_run(
-    store: Store, config: configs.Config, layout: Layout, arrays: Mapping[str, npt.NDArray[Any]]
-) -> RunCreated:
-    """Begin a run with these values."""
-    return begin(store, config, layout, lambda fragment: gather(fragment, arrays))
+def create_run(store: Store, config: configs.Config, layout: Layout, first: GenesisFile) -> RunCreated:
+    """Begin a run with the values of a file."""
+    return begin(store, config, layout, first.fragment)
 
 
 def begin(

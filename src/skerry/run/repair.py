@@ -1,29 +1,33 @@
-"""Fragments whose newest version cannot be had from checkpoints and journal: which they are, and three ways out.
+"""What is damaged in a run's directory, and the ways out.
 
-Exactly, from an earlier version and the recorded contributions; the published values from a learner that holds them,
-without velocity and residual; or a new version with the values of the newest that can be had. Rules that hold here:
-values are believed only if they have the digest on the tape; versions never go back; damage to what the run does not
-need to go on is no damage. What a function returns is a fact to commit; its file is put already.
+A file that can be had again is written anew, with the same contents under the same name, and nobody need hear of it. A
+fragment whose newest version cannot be had from checkpoints and journal has three ways out: exactly, from an earlier
+version and the recorded contributions; the published values from a learner that holds them, without velocity and
+residual; or a new version with the values of the newest that can be had. Rules that hold here: values are believed
+only if they have the digest on the tape; versions never go back; damage to what the run does not need to go on is
+said, and stops nothing. What a function returns is a fact to commit; its file is put already.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from skerry import config as configs
-from skerry.algo.fragments import Fragment
+from skerry.algo.fragments import Fragment, decode_layout
 from skerry.core.facts import Committed, Restored, SteppedBack
-from skerry.core.state import FragmentState, RunState
-from skerry.errors import FileDamaged, StoreError
+from skerry.core.state import Checkpoint, FragmentState, RunState
+from skerry.errors import FileDamaged, ModelError
 from skerry.node import versions
-from skerry.node.algebra import FLOAT32, Values
+from skerry.node.algebra import FLOAT32, Payload, Values
 from skerry.run.facts import facts_of, fragments_of
+from skerry.run.genesis import read_genesis
 from skerry.run.replay import Different, held_of
+from skerry.store.journal import Place
 from skerry.store.store import Store
 
 log = logging.getLogger("skerry.syncer")
@@ -51,49 +55,216 @@ def damaged(store: Store, state: RunState) -> list[Damage]:
     return found
 
 
-def explain(root: Path, damage: Sequence[Damage]) -> str:
-    """Why the run cannot go on, and how it can: one line."""
+def explain(store: Store, state: RunState, damage: Sequence[Damage], tried: str = "") -> str:
+    """Why the run cannot go on, and how it can: one line, without what was `tried`."""
     first, more = damage[0], f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
-    previous = ", --repair previous: from an earlier version" if first.at.version else ""
-    return (
-        f"{first}{more}: {first.what}, or start it with --repair "
-        f"(skerry syncer --run {root} --repair: from records or a learner{previous})"
-    )
+    return f"{first}{more}: {first.what}" + "".join(f", or {way}" for way in ways_out(store, state, first, tried))
+
+
+def ways_out(store: Store, state: RunState, damage: Damage, tried: str) -> list[str]:
+    """What can be done about it besides restoring a copy, each as a command and what it does; not what was `tried`."""
+    serve, ways = f"skerry syncer --run {store.root}", []
+    reached = reach(store, state, damage.fragment, damage.at.version)
+    is_exact = reached is not None and reached.version == damage.at.version
+    if tried != "same" and (is_exact or can_be_lent(damage)):
+        ways.append(f"{serve} --repair (the same version, {'from records' if is_exact else 'from a learner'})")
+    if tried != "previous" and reached is not None and not is_exact:
+        ways.append(f"{serve} --repair previous (this fragment from version {reached.version})")
+    if reached is None and (kept := _kept_whole(store, state, damage.fragment)) is not None:
+        if state.phase in ("closing", "closed"):
+            ways.append(f"skerry export {store.root} --version {kept} (the model of a kept version)")
+        else:
+            ways.append(f"skerry rollback {store.root} --to {kept} (all fragments from a kept version)")
+    return ways
+
+
+def _kept_whole(store: Store, state: RunState, fragment: Fragment) -> int | None:
+    """The newest kept version whose file of this fragment is whole."""
+    kept = [state.start, *state.kept]
+    return next((v.number for v in reversed(kept) if _is_whole(store, fragment, v.checkpoints[fragment.index])), None)
+
+
+# ---------------------------------------------------------------------------------------------- files, as they were
+
+
+def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> int:
+    """Look at every file that the run keeps, write those anew that can be had again, and name the others; how many.
+
+    `genesis` is a file that may have the run's first values.
+    """
+    count = 0
+    for fragment in fragments_of(state.created):
+        for checkpoint in _files(state, fragment):
+            if flaw := _flaw(store, fragment, checkpoint):
+                count += 1
+                if not _mended(store, state, fragment, checkpoint, genesis):
+                    log.warning("repair: %s, fragment %d: %s", _role(state, checkpoint), fragment.index, flaw)
+        for redo in state.fragments[fragment.index].redo:
+            try:
+                store.entry(Place(*redo.entry))
+            except FileDamaged as error:
+                count += 1
+                log.warning("repair: journal, fragment %d version %d: %s", fragment.index, redo.version, error)
+    return count
+
+
+def _role(state: RunState, checkpoint: Checkpoint) -> str:
+    """What a file is for."""
+    kept = [version.number for version in state.kept if checkpoint in version.checkpoints]
+    return f"kept version {kept[0]}" if kept else "the start" if checkpoint.version == 0 else "checkpoint"
+
+
+def _files(state: RunState, fragment: Fragment) -> list[Checkpoint]:
+    """Every whole version of the fragment that the run keeps, the earliest first."""
+    kept = [version.checkpoints[fragment.index] for version in [state.start, *state.kept]]
+    found = {c.file: c for c in [*kept, *state.fragments[fragment.index].checkpoints]}
+    return sorted(found.values(), key=lambda c: c.version)
+
+
+def _flaw(store: Store, fragment: Fragment, checkpoint: Checkpoint) -> str:
+    """What is wrong with its file; empty if nothing is."""
+    try:
+        versions.whole(store, fragment, checkpoint)
+    except FileDamaged as error:
+        return str(error)
+    return ""
+
+
+def _is_whole(store: Store, fragment: Fragment, checkpoint: Checkpoint) -> bool:
+    return not _flaw(store, fragment, checkpoint)
+
+
+def _mended(store: Store, state: RunState, fragment: Fragment, checkpoint: Checkpoint, genesis: Path | None) -> bool:
+    if checkpoint.version == 0:
+        values = _first_values(state, fragment, genesis)
+    else:
+        reached = reach(store, state, fragment, checkpoint.version)
+        values = reached.values if reached is not None and reached.version == checkpoint.version else None
+    return values is not None and versions.rewrite(store, fragment, checkpoint, values)
+
+
+def _first_values(state: RunState, fragment: Fragment, genesis: Path | None) -> Values | None:
+    """As this file has them, if it is of the same model; whether they are the same its digest will say."""
+    if genesis is None or not genesis.exists():
+        return None
+    try:
+        layout, values = read_genesis(genesis)
+    except ModelError as error:
+        log.warning("repair: %s", error)
+        return None
+    if layout.digest != decode_layout(state.created.layout).digest:
+        return None
+    theta = values.fragment(fragment)
+    zero = np.zeros_like(theta)
+    return Values(theta, zero, zero)
 
 
 # ---------------------------------------------------------------------------------------------- exactly
 
 
-def remake(store: Store, state: RunState, damage: Damage) -> Restored | None:
-    """The very same version, merged again from what the run recorded; None if it did not, or if that is damaged too."""
-    config, fragment = configs.decode(state.created.config), damage.fragment
-    if config.store.record != "full":
+class Reached(NamedTuple):
+    """The newest version that can be had, of which version the file is that leads there, and why no later one can."""
+
+    version: int
+    values: Values
+    base: int
+    why: str = ""
+
+
+class _Step(NamedTuple):
+    """How the tape says that a version came about, and the digest of its state as it was last."""
+
+    made: Committed | SteppedBack
+    state: bytes
+
+
+def reach(store: Store, state: RunState, fragment: Fragment, wanted: int) -> Reached | None:
+    """The wanted version, or the newest before it that can be had, from a whole file and the merges since.
+
+    The file may be a checkpoint, of a kept version, or of the start. None if no whole file leads there.
+    """
+    bases = {c.version: c for c in _files(state, fragment) if _is_whole(store, fragment, c)}
+    steps = _steps_of(store, fragment.index)
+    way = _way(steps, set(bases), wanted)
+    if way is None:
         return None
-    reached = versions.last_reachable(store, fragment, damage.at)
-    if reached is None:
-        return None
-    values = versions.load(store, fragment, damage.at, version=reached)
+    base = way[0]
+    reached = Reached(base, _as_last(versions.whole(store, fragment, bases[base]), steps.get(base)), base)
+    threads = configs.decode(state.created.config).merge.threads
+    for version in way[1:]:
+        try:
+            values = _stepped(store, fragment, reached.values, steps[version], threads)
+        except (FileDamaged, Different) as error:
+            return reached._replace(why=f"version {version}: {error}")
+        reached = Reached(version, values, base)
+    return reached
+
+
+def _steps_of(store: Store, p: int) -> dict[int, _Step]:
+    """By version, as far back as the tape goes."""
+    steps: dict[int, _Step] = {}
+    for _, fact in facts_of(store):
+        match fact:
+            case Committed() if fact.decision.fragment == p:
+                steps[fact.decision.version] = _Step(fact, fact.result.state)
+            case SteppedBack() if fact.fragment == p:
+                steps[fact.version] = _Step(fact, fact.state)
+            case Restored() if fact.fragment == p and fact.version in steps:
+                steps[fact.version] = steps[fact.version]._replace(state=fact.state)
+    return steps
+
+
+def _way(steps: Mapping[int, _Step], bases: Collection[int], wanted: int) -> list[int] | None:
+    """The versions that lead to the wanted one, from the newest of `bases` on; None if none of them does."""
+    way = [wanted]
+    while way[-1] not in bases:
+        if way[-1] not in steps:
+            return None
+        made = steps[way[-1]].made
+        way.append(made.to if isinstance(made, SteppedBack) else way[-1] - 1)
+    return way[::-1]
+
+
+def _stepped(store: Store, fragment: Fragment, values: Values, step: _Step, threads: int) -> Values:
+    """The next version, as the tape has it."""
+    if isinstance(step.made, SteppedBack):
+        return values
+    decision = step.made.decision
+    merged = FLOAT32.advance(decision, fragment, values, _delta(store, fragment, step.made, threads), threads)
+    if merged.state != step.made.result.state:
+        raise Different("what was recorded gives something else")
+    return _as_last(merged.values, step)
+
+
+def _delta(store: Store, fragment: Fragment, made: Committed, threads: int) -> Payload:
+    """The merged delta: from the journal, or merged again from the recorded contributions."""
     try:
-        for fact in _commits_after(store, damage, reached):
-            held = [one for _, one in held_of(store, fact, fragment)]
-            delta = FLOAT32.merge(fact.decision, fragment, held, config.merge.threads)
-            values = FLOAT32.advance(fact.decision, fragment, values, delta, config.merge.threads).values
-    except (StoreError, Different) as error:
-        log.warning("%s cannot be merged again: %s", damage, error)
-        return None
-    if FLOAT32.state_digest(values) != damage.at.state:
-        log.warning("%s: merging the recorded contributions again gives something else", damage)
-        return None
-    return _restored(store, damage, values, f"version {reached} and the recorded contributions since")
+        return store.entry(Place(*made.result.entry))
+    except FileDamaged:
+        if not made.result.payloads:
+            raise Different("its contributions were not recorded") from None
+    held = [one for _, one in held_of(store, made, fragment)]
+    return FLOAT32.merge(made.decision, fragment, held, threads)
 
 
-def _commits_after(store: Store, damage: Damage, version: int) -> list[Committed]:
-    commits = (fact for _, fact in facts_of(store) if isinstance(fact, Committed))
-    p, wanted = damage.fragment.index, range(version + 1, damage.at.version + 1)
-    found = [c for c in commits if c.decision.fragment == p and c.decision.version in wanted]
-    if [c.decision.version for c in found] != list(wanted):
-        raise Different(f"the tape does not tell of every merge from version {version} on any more")
-    return found
+def _as_last(values: Values, step: _Step | None) -> Values:
+    """Without velocity and residual where they were lost since, in a copy that a learner lent."""
+    if step is None or FLOAT32.state_digest(values) == step.state:
+        return values
+    zero = np.zeros_like(values.theta)
+    return Values(values.theta, zero, zero)
+
+
+def remake(store: Store, state: RunState, damage: Damage) -> Restored | None:
+    """The very same version, done again from what is left; None if that is not enough."""
+    reached = reach(store, state, damage.fragment, damage.at.version)
+    if reached is None or reached.version < damage.at.version:
+        log.warning("%s cannot be merged again: %s", damage, reached.why if reached else "no whole file leads to it")
+        return None
+    if FLOAT32.state_digest(reached.values) != damage.at.state:
+        log.warning("%s: doing its merges again gives something else", damage)
+        return None
+    return _restored(store, damage, reached.values, f"version {reached.base} and the recorded merges since")
 
 
 def _restored(store: Store, damage: Damage, values: Values, source: str) -> Restored:
@@ -135,19 +306,15 @@ def _sha256_of(damage: Damage) -> bytes | None:
 
 def step_back(store: Store, state: RunState, damage: Damage) -> SteppedBack:
     """A new version with the values of the newest that can be had: what was merged since is lost."""
-    to = versions.last_reachable(store, damage.fragment, damage.at)
-    if to is None:
-        kept = f", or go back to a kept version of all: skerry rollback {store.root}" if state.kept else ""
-        raise FileDamaged(
-            f"{damage}: {damage.what}; no earlier version can be had: start with --repair, without previous{kept}"
-        )
-    return back_to(store, state, damage.fragment, to)
+    reached = reach(store, state, damage.fragment, damage.at.version)
+    if reached is None:
+        raise FileDamaged(f"no earlier version can be had: {explain(store, state, [damage], tried='previous')}")
+    return back_to(store, state, damage.fragment, reached.version, reached.values)
 
 
-def back_to(store: Store, state: RunState, fragment: Fragment, to: int) -> SteppedBack:
+def back_to(store: Store, state: RunState, fragment: Fragment, to: int, values: Values) -> SteppedBack:
     """A new version of a fragment with the values of an earlier one."""
     at = state.fragments[fragment.index]
-    values = versions.load(store, fragment, at, version=to)
     return SteppedBack(
         epoch=state.epoch,
         fragment=fragment.index,

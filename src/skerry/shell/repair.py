@@ -11,6 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -37,20 +38,31 @@ log = logging.getLogger("skerry.syncer")
 Listen = tuple[str, int, bytes | None]  # host, port, token
 
 
-def make_whole(store: Store, listen: Listen, previous: bool, keep_going: Callable[[], bool]) -> bool:
-    """Restore what is damaged; False if `keep_going` ended it. Whoever goes on opens the store anew."""
+def make_whole(
+    store: Store, listen: Listen, previous: bool, keep_going: Callable[[], bool], genesis: Path | None = None
+) -> bool:
+    """Restore what is damaged; False if `keep_going` ended it. Whoever goes on opens the store anew.
+
+    `genesis` is a file that may have the run's first values.
+    """
     state = state_of(store.records)
+    found = repair.mend_files(store, state, genesis)
     damage = repair.damaged(store, state)
-    log.info("repair: %s", "; ".join(f"{d}: {d.what}" for d in damage) or "no fragment is damaged")
+    lost = ", ".join(map(str, damage))
+    log.info("repair: %s", f"checkpoints and journal do not give {lost}" if damage else _without_damage(found))
     left = [d for d in damage if not _remade(store, state, d)]
     if left and previous:  # all or none: a fragment does not lose work for a run that cannot go on anyway
         _commit(store, [repair.step_back(store, state, d) for d in left])
         return True
     for d in left:
         if not repair.can_be_lent(d):
-            advice = "start it with --repair previous"
-            raise FileDamaged(f"{d}: {d.what}; the tape has no sha256 of it to check a learner's copy by: {advice}")
+            why = "not to be had again as it was, for the tape has no sha256 to check a learner's copy by"
+            raise FileDamaged(f"{why}: {repair.explain(store, state, [d], tried='same')}")
     return not left or Lenders(store, state, left, listen).wait(keep_going)
+
+
+def _without_damage(found: int) -> str:
+    return "the newest version of every fragment can be had; what is damaged is named above" if found else "no damage"
 
 
 def _remade(store: Store, state: RunState, damage: Damage) -> bool:
@@ -82,6 +94,7 @@ class Lenders:
         self.asked = {d.fragment.index: d for d in damage}
         self.missing = dict(self.asked)
         self.learners: dict[int, str] = {}  # peer -> who it said it is
+        self.ways_out = sorted({way for d in damage for way in repair.ways_out(store, state, d, "same")})
         self.refused = 0  # copies that were not what the tape says
         self.inbox = Inbox(INBOX_MAX)
         wire = configs.decode(self.created.config).wire
@@ -109,11 +122,12 @@ class Lenders:
     def _say(self) -> None:
         log.warning(
             "repair: waiting on %s for a learner that holds %s; %d connected, %d wrong copies refused; "
-            "to give up, stop this and start it with --repair previous",
+            "to give up, stop this and restore it from a copy%s",
             self.server.address,
             ", ".join(map(str, self.missing.values())),
             len(self.learners),
             self.refused,
+            "".join(f", or {way}" for way in self.ways_out),
         )
 
     def _take(self, event: WireEvent | None) -> None:

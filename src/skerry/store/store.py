@@ -1,6 +1,7 @@
 """The durable store: a tape of records, a journal of entries, and files named by the sha256 of their contents.
 
     put      write temporary, fsync, rename to the digest
+    mend     the same for a file that a record names already and that is damaged
     place    where an entry will lie
     commit   fsync directory, append entries, fsync journal, append records, fsync tape
 
@@ -133,6 +134,18 @@ class Store:
         with self._lock:
             self._written.add(name)
 
+    def mend(self, digest: str, parts: Sequence[Buffer]) -> bool:
+        """Write a file anew under its name, durable on return; False if `parts` are not what it held. From any thread.
+
+        A record names it, so nothing has to be committed.
+        """
+        if _digest(parts) != digest:
+            return False
+        with self._writing("mend"):
+            self._write(f"{FILES}/{digest}", parts)
+            self._files.sync_dir(FILES)
+        return True
+
     def place(self, size: int, checksum: bytes) -> Place:
         """Where an entry of the journal will lie; a commit is to follow that brings it, in the same order."""
         return self.journal.place(size, checksum)
@@ -243,6 +256,10 @@ class Store:
         for folder in (FILES, RECORD):
             if any(name.startswith(folder) for name in names):
                 self._files.sync_dir(folder)
+
+    @property
+    def is_readonly(self) -> bool:
+        return self._readonly
 
     def _check_open(self) -> None:
         if self._stopped:

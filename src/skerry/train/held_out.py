@@ -15,11 +15,10 @@ from skerry import config as configs
 from skerry.algo.fragments import fragments_max
 from skerry.core.state import state_of
 from skerry.run.export import read_model
-from skerry.run.genesis import read_genesis
+from skerry.run.genesis import GENESIS, read_genesis
 from skerry.store.store import Store
 from skerry.train.data import Corpus
 from skerry.train.shapes import shape_of
-from skerry.train.start import GENESIS
 
 
 class HeldOut:

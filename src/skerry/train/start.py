@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry import config as configs
-from skerry.run.genesis import create_run, read_genesis
+from skerry.run.genesis import GENESIS, create_run, read_genesis
 from skerry.shell.local import LOCAL, Local
 from skerry.shell.syncer import write_json
 from skerry.store.store import Store
 
 if TYPE_CHECKING:
     from torch import nn
-
-GENESIS = "genesis.safetensors"
 
 
 def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn.Module) -> None:
