@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
+from skerry import algo
 from skerry.algo import kernels, warm_up
 from skerry.algo.codecs import CODECS, decode, encode, inspect, number, payload_bytes, readable
 from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, layout_of, padded, split
@@ -303,6 +305,17 @@ def test_any_bytes_decode_without_an_exception(codec):
         expected = slow_decode(codec, junk, size)
     np.testing.assert_array_equal(decode(codec, junk), expected)
     assert inspect(codec, junk, fragment_of(size)).finite == bool(np.isfinite(expected).all())
+
+
+def test_who_waits_is_told_before_the_first_kernel_is_compiled_and_only_then(monkeypatch):
+    told = []
+    warm_up()
+    warm_up(lambda: told.append("again"))
+    assert told == [], "all are there already"
+    fresh = [njit(lambda x: x + 1), njit(lambda x: x - 1)]
+    monkeypatch.setattr(algo, "_use_all", lambda: told.extend(kernel(1) for kernel in fresh))
+    warm_up(lambda: told.append("compiling"))
+    assert told == ["compiling", 2, 0]
 
 
 def test_after_warm_up_no_kind_of_array_makes_a_kernel_compile_again():

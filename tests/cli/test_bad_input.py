@@ -227,6 +227,17 @@ def test_a_time_budget_is_a_number(refused, minutes):
 # ---------------------------------------------------------------------------------------------- data and directories
 
 
+def test_a_model_that_finds_no_room_is_refused_before_anything_is_made(monkeypatch, refused):
+    """In the words of the syncer, with the numbers."""
+    train = ("train", "--minutes", "1", "--model", "tiny", "--out", "mine")
+    monkeypatch.setattr("skerry.run.room.free_disk", lambda root: 1000)
+    line = refused(*train)
+    assert line.startswith("a model of 104,832 parameters needs ")
+    assert line.endswith(" of disk in mine, 1 kB are free: choose a larger disk")
+    monkeypatch.setattr("skerry.run.room.free_memory", lambda: 1000)
+    assert refused(*train).endswith(" of memory here, 1 kB are free: take a larger machine")
+
+
 def test_data_that_holds_too_little(folder, refused):
     (folder / "empty").mkdir()
     write(folder, "", "empty.txt")

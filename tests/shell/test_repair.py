@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, until
 from node.pair import NumpyParameters, Pair, config_of
@@ -23,7 +24,8 @@ from skerry.node import versions
 from skerry.node.algebra import FLOAT32
 from skerry.run import summary
 from skerry.run.facts import fragments_of
-from skerry.run.repair import damaged, reach, take_copy
+from skerry.run.genesis import GENESIS
+from skerry.run.repair import damaged, explain, reach, take_copy
 from skerry.run.replay import replay
 from skerry.run.tally import tally
 from skerry.shell.learner import LearnerShell
@@ -492,3 +494,91 @@ def test_a_wait_that_is_broken_off_changes_nothing(pair):
         flip(path)
     assert not repair(pair)
     assert state_in(pair.root) == before
+
+
+# ---------------------------------------------------------------------------------------------- every kind of file
+
+
+@pytest.fixture(params=["decisions", "full"])
+def long(tmp_path, request):
+    """A run that has kept versions and let go of its first checkpoints and journal, ended in order; its tape has two
+    segments, and beside it lies the file that it began from."""
+    store = {"keep_every": 4, "checkpoint_every": 2, "record": request.param}
+    with Pair(tmp_path / "run", config_of(store=store, **STATEFUL)) as pair:
+        pair.join("a")
+        pair.store.journal.file_bytes = 1
+        pair.until(lambda: len(pair.syncer.machine.state.kept) >= 2 and min(pair.versions) >= 12)
+        state = pair.syncer.machine.state
+        pair.store.rotate(msgspec.msgpack.encode(state))
+        pair.store.collect(state.files, state.journal)
+        pair.syncer.handle(Interrupted(), pair.now)
+        pair.syncer.look(pair.now)
+        pair.store.close()
+        save_file({name: np.asarray(array) for name, array in pair.arrays.items()}, pair.root / GENESIS)
+        yield pair
+
+
+def is_recorded(pair):
+    return pair.syncer.config.store.record == "full"
+
+
+def damaged_and_repaired(pair, path, caplog):
+    """Whether the file is as it was before a byte of it was flipped."""
+    whole = path.read_bytes()
+    flip(path)
+    caplog.clear()
+    with Store.open(pair.root) as store:
+        assert make_whole(store, ("127.0.0.1", 0, None), False, lambda: False, pair.root / GENESIS)
+    assert str(path) in caplog.text
+    return path.read_bytes() == whole
+
+
+def test_a_rotten_start_is_had_from_the_file_that_the_run_began_from(long, caplog):
+    path = long.root / "files" / state_in(long.root).created.files[1]
+    assert damaged_and_repaired(long, path, caplog)
+    (long.root / GENESIS).unlink()
+    assert not damaged_and_repaired(long, path, caplog)
+    assert f"repair: the start, fragment 1: {path} differs from what was written: restore it from a copy" in caplog.text
+
+
+def test_a_rotten_kept_version_is_had_from_recorded_contributions(long, caplog):
+    version = state_in(long.root).kept[0]
+    path = long.root / "files" / version.checkpoints[2].file
+    assert damaged_and_repaired(long, path, caplog) == is_recorded(long)
+    if not is_recorded(long):
+        assert f"repair: kept version {version.number}, fragment 2: {path} differs" in caplog.text
+
+
+def test_two_rotten_checkpoints_are_had_from_recorded_contributions_or_named_with_the_way_out(long, caplog):
+    at = state_in(long.root).fragments[0]
+    kept = {version.checkpoints[0].file for version in state_in(long.root).kept}
+    paths = [long.root / "files" / c.file for c in at.checkpoints]
+    values = values_in(long.root)
+    for path in paths:
+        flip(path)
+    with Store.open(long.root) as store:
+        state = state_of(store.records)
+        line = explain(store, state, damaged(store, state))
+    assert line.startswith(f"fragment 0 version {at.version}: {paths[-1]} differs from what was written")
+    if is_recorded(long):
+        assert line.endswith(f"or skerry syncer --run {long.root} --repair (the same version, from records)")
+        assert repair(long)
+        assert all(np.array_equal(a, b) for old, new in zip(values, values_in(long.root), strict=True)
+                   for a, b in zip(old, new, strict=True))  # fmt: skip
+    else:
+        last = max(c.version for c in checkpoints_kept(long.root, 0) if c.file in kept and c not in at.checkpoints)
+        assert f"--repair previous (this fragment from version {last})" in line
+        assert repair(long, previous=True)
+        assert state_in(long.root).fragments[0].version == at.version + 1
+
+
+def checkpoints_kept(run_dir, p):
+    return [version.checkpoints[p] for version in state_in(run_dir).kept]
+
+
+def test_a_rotten_segment_of_the_tape_is_named_and_the_run_goes_on(long, caplog):
+    flip(long.root / "tape" / "000001.seg")
+    assert repair(long)
+    (line,) = [line for line in caplog.messages if line.startswith("repair: tape: ")]
+    assert f"{long.root}/tape/000001.seg is damaged from record" in line
+    assert "restore it from a copy; the run goes on without it, replay cannot" in line

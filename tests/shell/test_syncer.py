@@ -113,13 +113,19 @@ def test_its_status_says_that_rounds_wait_for_the_disk(tmp_path, monkeypatch):
         assert waits == "for the disk: 0 B of merges are to be written"
 
 
-def test_a_status_that_cannot_be_written_stops_nobody(tmp_path, caplog):
+def test_a_status_that_cannot_be_written_stops_nobody_and_is_said_once(tmp_path, caplog):
     with Serving(tmp_path) as serving:
-        (serving.run_dir / "status.json.tmp").mkdir()
+        blocked = serving.run_dir / "status.json.tmp"
+        blocked.mkdir()
         with Puppet(serving.port) as puppet:
             assert puppet.merge_once() == 1
             until(lambda: "status.json cannot be written" in caplog.text, "a line about it")
             assert puppet.merge_once() >= 1
+        for _ in range(3):
+            serving.shell._keep_status(b"{}")
+        blocked.rmdir()
+        until(lambda: "status.json can be written again" in caplog.text, "a line about that")
+    assert caplog.text.count("status.json") == 2
 
 
 def test_a_learner_that_vanishes_is_lost_and_the_others_go_on(tmp_path):

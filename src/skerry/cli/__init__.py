@@ -136,6 +136,13 @@ def need(module: str, extra: str, what: str) -> None:
         raise Refusal(f"{what}: needs {module}: pip install 'skerry[{extra}]'")
 
 
+def warm_up() -> None:
+    """Have every kernel compiled, with a word before it to whoever waits."""
+    from skerry import algo
+
+    algo.warm_up(lambda: print(f"skerry: {algo.COMPILING} ...", file=sys.stderr, flush=True))
+
+
 def add_preset(parser: Parser, default: str | None) -> None:
     """--preset; its help is what the presets say of themselves."""
     about = " ".join(f"{name}: {inspect.getdoc(preset)}" for name, preset in configs.PRESETS.items())

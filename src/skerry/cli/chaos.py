@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skerry import algo, cli
+from skerry import cli
 from skerry import config as configs
 from skerry.cli import chaos_table, live, train
 from skerry.errors import Refusal
@@ -78,7 +78,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
         print(f"{plan.name}: {plan.about}\n{len(faults)} faults in {config.run.minutes:g} minutes on "
               f"{config.run.learners} learners, seed {config.run.seed}\nrun directory: {run_dir}",
               file=sys.stderr)  # fmt: skip
-    algo.warm_up()
+    cli.warm_up()
     began, news = time.monotonic(), list[str]()
     try:
         with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skerry import algo, cli
+from skerry import cli
 from skerry import config as configs
 from skerry.cli import live, train
 from skerry.errors import Refusal
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     if not options.json:
         minutes = len(faults) * 2 * (config.run.minutes + SPARE_S / 60)
         print(f"{', '.join(faults)}: about {minutes:.0f} minutes\nruns in {out}", file=sys.stderr)
-    algo.warm_up()
+    cli.warm_up()
     began = time.monotonic()
     with _showing(quiet=options.json) as show:
         table = Resilience(config, held_out, out, options.seconds, show)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from skerry import algo, cli
+from skerry import cli
 from skerry import config as configs
 from skerry.algo import fragments
 from skerry.algo.fragments import decode_layout
@@ -77,7 +77,7 @@ def run(words: Sequence[str]) -> int:
     with store:
         if (state := state_of(store.records)).phase == "closed":
             return _tell_end("closed", state, options)  # a service manager that starts it again hears that all is well
-        algo.warm_up()  # before anybody can connect: where nothing is compiled yet it takes a while
+        cli.warm_up()  # before anybody can connect: where nothing is compiled yet it takes a while
         shell = _shell(store, options, token)
         state = shell.node.machine.state
         stage = f"goes on after {state.merges} merges" if state.merges else "no merge yet"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from skerry import algo, cli
+from skerry import cli
 from skerry import config as configs
 from skerry.cli import live
 from skerry.cli.export import export
@@ -26,7 +26,7 @@ from skerry.store.store import Store, check_unused
 from skerry.train.data import Corpus
 from skerry.train.held_out import HeldOut
 from skerry.train.shapes import SHAPES, resolved, shape_of
-from skerry.train.start import create
+from skerry.train.start import check_room, create
 
 MINUTES = 2.0  # when no budget is given
 VICTIM = "learner-1"
@@ -72,11 +72,12 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
         run_dir = fresh_dir(options.out, config.run.name, resumable=True)
     kills = _kills(options, len(speeds))
     corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
+    check_room(run_dir, config, is_new=options.resume is None)
     held_out = HeldOut(config, corpus)
     cli.check_interrupted()
     if not options.json:
         _announce(story, config, speeds, held_out, run_dir)
-    algo.warm_up()  # compiled once, here, rather than by every child at the same time
+    cli.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
         create(run_dir, config, speeds, held_out.model)
     val_loss_start = held_out.loss_at_first(run_dir)

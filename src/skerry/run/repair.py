@@ -10,6 +10,7 @@ said, and stops nothing. What a function returns is a fact to commit; its file i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,10 @@ from skerry import config as configs
 from skerry.algo.fragments import Fragment, decode_layout
 from skerry.core.facts import Committed, Restored, SteppedBack
 from skerry.core.state import Checkpoint, FragmentState, RunState
-from skerry.errors import FileDamaged, ModelError
+from skerry.errors import FileDamaged, ModelError, TapeDamaged
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Payload, Values
-from skerry.run.facts import facts_of, fragments_of
+from skerry.run.facts import facts_of, fragments_of, history_of
 from skerry.run.genesis import read_genesis
 from skerry.run.replay import Different, held_of
 from skerry.store.journal import Place
@@ -92,7 +93,7 @@ def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> in
 
     `genesis` is a file that may have the run's first values.
     """
-    count = 0
+    count = _look_at_tape(store)
     for fragment in fragments_of(state.created):
         for checkpoint in _files(state, fragment):
             if flaw := _flaw(store, fragment, checkpoint):
@@ -106,6 +107,17 @@ def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> in
                 count += 1
                 log.warning("repair: journal, fragment %d version %d: %s", fragment.index, redo.version, error)
     return count
+
+
+def _look_at_tape(store: Store) -> int:
+    """1 if an earlier segment is damaged: the run goes on from the last, which was read already."""
+    try:
+        for _ in history_of(store):
+            pass
+    except TapeDamaged as error:
+        log.warning("repair: tape: %s; the run goes on without it, replay cannot", error)
+        return 1
+    return 0
 
 
 def _role(state: RunState, checkpoint: Checkpoint) -> str:
@@ -135,6 +147,9 @@ def _is_whole(store: Store, fragment: Fragment, checkpoint: Checkpoint) -> bool:
 
 
 def _mended(store: Store, state: RunState, fragment: Fragment, checkpoint: Checkpoint, genesis: Path | None) -> bool:
+    at = state.fragments[fragment.index]
+    if checkpoint in at.checkpoints and versions.mend(store, fragment, at, checkpoint):
+        return True
     if checkpoint.version == 0:
         values = _first_values(state, fragment, genesis)
     else:
@@ -201,16 +216,17 @@ def reach(store: Store, state: RunState, fragment: Fragment, wanted: int) -> Rea
 
 
 def _steps_of(store: Store, p: int) -> dict[int, _Step]:
-    """By version, as far back as the tape goes."""
+    """By version, as far as the tape can be read."""
     steps: dict[int, _Step] = {}
-    for _, fact in facts_of(store):
-        match fact:
-            case Committed() if fact.decision.fragment == p:
-                steps[fact.decision.version] = _Step(fact, fact.result.state)
-            case SteppedBack() if fact.fragment == p:
-                steps[fact.version] = _Step(fact, fact.state)
-            case Restored() if fact.fragment == p and fact.version in steps:
-                steps[fact.version] = steps[fact.version]._replace(state=fact.state)
+    with contextlib.suppress(TapeDamaged):
+        for _, fact in facts_of(store):
+            match fact:
+                case Committed() if fact.decision.fragment == p:
+                    steps[fact.decision.version] = _Step(fact, fact.result.state)
+                case SteppedBack() if fact.fragment == p:
+                    steps[fact.version] = _Step(fact, fact.state)
+                case Restored() if fact.fragment == p and fact.version in steps:
+                    steps[fact.version] = steps[fact.version]._replace(state=fact.state)
     return steps
 
 

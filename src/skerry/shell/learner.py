@@ -139,7 +139,8 @@ class LearnerShell:
 
     def _run(self) -> None:
         try:
-            algo.warm_up()  # before it joins: the first contribution would wait for it, and everything behind that
+            # before it joins: the first contribution would wait for it, and everything behind that
+            algo.warm_up(lambda: log.warning("%s", algo.COMPILING))
             while not self._finish:
                 self._turn()
         except BaseException as error:

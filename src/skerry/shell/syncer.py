@@ -45,6 +45,7 @@ class SyncerShell:
         self.inbox = Inbox(LINE_MAX)
         self.root = store.root
         self._is_status_waiting = False  # for the disk
+        self._status_trouble = ""  # why its file could not be written last
         self.learners = Learners()
         cores = len(os.sched_getaffinity(0))
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic, threads=cores)
@@ -132,10 +133,14 @@ class SyncerShell:
 
     def _keep_status(self, status: bytes) -> None:
         self._is_status_waiting = False
+        trouble = ""
         try:
             write_json(self.root / "status.json", msgspec.Raw(status))
         except OSError as error:  # if the disk is full, the store says so at its next commit, and stops
-            log.warning("status.json cannot be written: %s", error.strerror)
+            trouble = error.strerror or str(error)
+        if trouble != self._status_trouble:
+            log.warning("status.json %s", f"cannot be written: {trouble}" if trouble else "can be written again")
+        self._status_trouble = trouble
 
 
 def _allow_files() -> None:

@@ -18,10 +18,15 @@ INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
 
 
+def outline(layers: int, width: int, heads: int, context: int) -> GPT:
+    """The model without values: it allocates and draws nothing."""
+    with torch.device("meta"):
+        return GPT(layers, width, heads, context)
+
+
 def build(layers: int, width: int, heads: int, context: int, seed: int) -> GPT:
     """The model with its initial values; the same seed gives the same bits."""
-    with torch.device("meta"):  # allocate nothing and draw nothing until the seeded values
-        model = GPT(layers, width, heads, context)
+    model = outline(layers, width, heads, context)
     model.to_empty(device="cpu")
     initialise(model, seed)
     return model

@@ -6,13 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry import config as configs
+from skerry.algo.fragments import split
+from skerry.run import room
 from skerry.run.genesis import GENESIS, create_run, read_genesis
 from skerry.shell.local import LOCAL, Local
 from skerry.shell.syncer import write_json
 from skerry.store.store import Store
+from skerry.train.shapes import shape_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def check_room(run_dir: Path, config: configs.Config, is_new: bool) -> None:
+    """Refuse a model that this machine cannot hold, before a value of it is made or a process is started."""
+    from skerry.adapters.torch import layout_of_model
+    from skerry.train.gpt import outline
+
+    shape = shape_of(config.model)
+    layout = layout_of_model(outline(shape.layers, shape.width, shape.heads, shape.context))
+    fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
+    room.check(run_dir, config, [fragment.size for fragment in fragments], is_new)
 
 
 def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn.Module) -> None:
