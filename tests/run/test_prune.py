@@ -251,7 +251,7 @@ def test_exact_repair_says_that_the_tape_lacks_its_merges(under_way, caplog):
     with Store.open(root) as store:
         (damage, *_) = repair.damaged(store, state)
         assert damage.fragment == fragment and repair.remake(store, state, damage) is None
-        assert "the tape does not tell of every merge" in caplog.text
+        assert "the tape does not tell of its merge any more" in caplog.text
         back = repair.step_back(store, state, damage)
         assert back.to == at.checkpoints[-1].version
 

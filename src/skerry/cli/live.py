@@ -27,6 +27,7 @@ COLOURS = {
     "joining": "yellow",
     "away": "dim",
 }
+OVER_SHARE = 0.01  # of the budget: less is what is on its way at the end of any run
 WIDE = 96  # columns of a terminal that has room for what each learner sent and when
 
 
@@ -153,7 +154,22 @@ def print_summary(s: dict[str, Any]) -> None:
         ("run", s["run_dir"]),
         ("model", f"{s['model_path']}\nsha256 {s['model_sha256']}"),
     ]
+    if over := over_budget(s):
+        late = ", ".join(f"{n:,.0f} tokens of {name}" for name, n in s["tokens_after_budget"].items())
+        rows.insert(2, ("over budget", f"{over}; merged after that were {late}"))
     console_of_stdout().print(listed(rows))
+
+
+def over_budget(s: dict[str, Any]) -> str:
+    """By how much a status or a summary says that the budget was passed, and why; empty if hardly."""
+    unit, budget = next(iter(s.get("budget", {}).items()), ("", 0))
+    over = s.get("over_budget", 0.0)
+    if over <= OVER_SHARE * budget:
+        return ""
+    return (
+        f"{over:,.0f} {unit} more than the {budget:,.12g} asked for: steps that learners took before they heard that "
+        "the budget was spent, as while no syncer was there"
+    )
 
 
 def console_of_stdout() -> Console:

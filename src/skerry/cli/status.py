@@ -22,8 +22,8 @@ from skerry.wire.inquiry import ask_status
 
 OLD_S = 5.0  # a syncer writes its status twice a second
 SAID = {  # by the rows below, or of no use to a person who looks once
-    "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "merges", "contributors_mean", "rounds_open",
-    "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
+    "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "over_budget", "merges", "contributors_mean",
+    "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
     "quorum", "ready", "versions", "tokens", "refused", "ahead",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
 }  # fmt: skip
@@ -82,6 +82,8 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
     yield "run", f"{r['run']} in {target}" if Path(target).is_dir() else f"{r['run']} at {target}"
     yield "serving", _serving(r, Path(target))
     yield "progress", _progress(r)
+    if over := live.over_budget(r):
+        yield "over budget", over
     rounds = f", {counted(r['rounds_open'], 'round')} open" if "rounds_open" in r else ""
     mean = f" with {r['contributors_mean']:.2f} contributors on average" if r["merges"] else ""
     yield "merges", f"{r['merges']:,}{mean}{rounds}"

@@ -41,6 +41,13 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
     return ledger.steps / (run.steps * run.learners)
 
 
+def over_budget(run: Run, ledger: Ledger) -> float:
+    """Tokens or steps beyond the budget: learners took them before they heard that it was spent. 0 where it is time."""
+    if run.minutes:
+        return 0.0
+    return max(0.0, spent_at(run, ledger, 0.0) - 1) * (run.tokens or run.steps * run.learners)
+
+
 def steps_merged(config: Config, fragment_count: int, merges: int) -> int:
     """Whole inner steps of all learners that so many merges are worth in the warm stage, at the H that it asks for.
 

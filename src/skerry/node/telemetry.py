@@ -11,7 +11,7 @@ from typing import Any
 from skerry import config as configs
 from skerry.core.ledger import Totals
 from skerry.core.messages import Report
-from skerry.core.schedule import stage_of, sync_every_in
+from skerry.core.schedule import over_budget, stage_of, sync_every_in
 from skerry.core.state import RunState
 from skerry.core.syncer import SyncerMachine
 
@@ -66,6 +66,7 @@ def _run(state: RunState, config: configs.Config, wall: float) -> dict[str, Any]
         "phase": stage if state.phase == "training" else state.phase,
         "progress": state.progress,
         "budget": {unit: n for unit, n in budget.items() if n},
+        "over_budget": over_budget(run, state.ledger),  # in the same unit
         "merges": state.merges,
         "contributors_mean": state.contributors / state.merges if state.merges else 0.0,
         "sync_every": sync_every_in(config.sync, stage),

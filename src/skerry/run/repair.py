@@ -21,7 +21,7 @@ import numpy as np
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, decode_layout
 from skerry.core.facts import Committed, Restored, SteppedBack
-from skerry.core.state import Checkpoint, FragmentState, RunState
+from skerry.core.state import Checkpoint, FragmentState, Redo, RunState
 from skerry.errors import FileDamaged, ModelError, TapeDamaged
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Payload, Values
@@ -187,9 +187,9 @@ class Reached(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """How the tape says that a version came about, and the digest of its state as it was last."""
+    """How a version came about, by the tape or its fold, and the digest of its state as it was last."""
 
-    made: Committed | SteppedBack
+    made: Committed | Redo | SteppedBack
     state: bytes
 
 
@@ -199,7 +199,7 @@ def reach(store: Store, state: RunState, fragment: Fragment, wanted: int) -> Rea
     The file may be a checkpoint, of a kept version, or of the start. None if no whole file leads there.
     """
     bases = {c.version: c for c in _files(state, fragment) if _is_whole(store, fragment, c)}
-    steps = _steps_of(store, fragment.index)
+    steps = _steps_of(store, state, fragment.index)
     way = _way(steps, set(bases), wanted)
     if way is None:
         return None
@@ -215,9 +215,9 @@ def reach(store: Store, state: RunState, fragment: Fragment, wanted: int) -> Rea
     return reached
 
 
-def _steps_of(store: Store, p: int) -> dict[int, _Step]:
-    """By version, as far as the tape can be read."""
-    steps: dict[int, _Step] = {}
+def _steps_of(store: Store, state: RunState, p: int) -> dict[int, _Step]:
+    """By version: those that can be done again from the journal, and all that the tape tells of."""
+    steps = {redo.version: _Step(redo, redo.state) for redo in state.fragments[p].redo}
     with contextlib.suppress(TapeDamaged):
         for _, fact in facts_of(store):
             match fact:
@@ -245,18 +245,21 @@ def _stepped(store: Store, fragment: Fragment, values: Values, step: _Step, thre
     """The next version, as the tape has it."""
     if isinstance(step.made, SteppedBack):
         return values
-    decision = step.made.decision
-    merged = FLOAT32.advance(decision, fragment, values, _delta(store, fragment, step.made, threads), threads)
-    if merged.state != step.made.result.state:
+    outer, result = (step.made, step.made) if isinstance(step.made, Redo) else (step.made.decision, step.made.result)
+    merged = FLOAT32.advance(outer, fragment, values, _delta(store, fragment, step.made, threads), threads)
+    if merged.state != result.state:
         raise Different("what was recorded gives something else")
     return _as_last(merged.values, step)
 
 
-def _delta(store: Store, fragment: Fragment, made: Committed, threads: int) -> Payload:
+def _delta(store: Store, fragment: Fragment, made: Committed | Redo, threads: int) -> Payload:
     """The merged delta: from the journal, or merged again from the recorded contributions."""
+    entry = made.entry if isinstance(made, Redo) else made.result.entry
     try:
-        return store.entry(Place(*made.result.entry))
+        return store.entry(Place(*entry))
     except FileDamaged:
+        if isinstance(made, Redo):
+            raise Different("the tape does not tell of its merge any more") from None
         if not made.result.payloads:
             raise Different("its contributions were not recorded") from None
     held = [one for _, one in held_of(store, made, fragment)]

@@ -47,6 +47,9 @@ def summarise(
         "tokens_merged": _share(t.merged, per),
         "tokens_pending": _share(pending, per),
         "tokens_discarded": {reason: _share(n, per) for reason, n in sorted(t.discarded.items())},
+        "budget": dict(status.get("budget", {})),
+        "over_budget": status.get("over_budget", 0.0),
+        "tokens_after_budget": {name: _share(n, per) for name, n in _after_budget(decisions).items()},
         "ledger": {
             "unit": "token x fragment",
             "produced": t.produced,
@@ -140,6 +143,16 @@ def _stage(decisions: Sequence[Decision]) -> dict[str, Any]:
 def _steps_max(decision: Decision) -> int:
     """Steps of the fastest contributor since its last merge of this fragment: H as it turned out."""
     return max(row.steps for row in decision.rows if row.fate == MERGED)
+
+
+def _after_budget(decisions: Sequence[Decision]) -> dict[str, int]:
+    """What was merged of each learner once the budget was spent."""
+    tokens: dict[str, int] = {}
+    for decision in decisions:
+        for row in decision.rows:
+            if decision.progress >= 1 and row.fate == MERGED:
+                tokens[row.learner] = tokens.get(row.learner, 0) + row.tokens
+    return dict(sorted(tokens.items()))
 
 
 def _weighted(decision: Decision) -> list[tuple[Row, float]]:
