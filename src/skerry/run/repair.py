@@ -123,7 +123,9 @@ def _look_at_tape(store: Store) -> int:
 def _role(state: RunState, checkpoint: Checkpoint) -> str:
     """What a file is for."""
     kept = [version.number for version in state.kept if checkpoint in version.checkpoints]
-    return f"kept version {kept[0]}" if kept else "the start" if checkpoint.version == 0 else "checkpoint"
+    return (
+        f"kept version {kept[0]}" if kept else "the start" if checkpoint.file in state.created.files else "checkpoint"
+    )
 
 
 def _files(state: RunState, fragment: Fragment) -> list[Checkpoint]:
@@ -150,7 +152,7 @@ def _mended(store: Store, state: RunState, fragment: Fragment, checkpoint: Check
     at = state.fragments[fragment.index]
     if checkpoint in at.checkpoints and versions.mend(store, fragment, at, checkpoint):
         return True
-    if checkpoint.version == 0:
+    if checkpoint.file == state.created.files[fragment.index]:
         values = _first_values(state, fragment, genesis)
     else:
         reached = reach(store, state, fragment, checkpoint.version)
