@@ -140,7 +140,7 @@ def warm_up() -> None:
     """Have every kernel compiled, with a word before it to whoever waits."""
     from skerry import algo
 
-    algo.warm_up(lambda: print(f"skerry: {algo.COMPILING} ...", file=sys.stderr, flush=True))
+    algo.warm_up(lambda: print(f"{algo.COMPILING} ...", file=sys.stderr, flush=True))
 
 
 def add_preset(parser: Parser, default: str | None) -> None:
