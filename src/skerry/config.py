@@ -33,6 +33,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokens: int = 0
     steps: int = 0  # inner steps per learner, on average over `learners`
     minutes: float = 0.0
+    evaluate_every: float = 0.0  # share of the budget from one evaluation beside the run to the next; 0: none
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -352,6 +353,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("run.steps", 0, _MANY),
     ("run.minutes", 0, 10**7),
     ("run.seed", 0, 2**32 - 1),
+    ("run.evaluate_every", 0, 1),
     ("model.layers", 0, 1000),
     ("model.width", 0, 10**5),
     ("model.heads", 0, 1000),

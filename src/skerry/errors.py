@@ -70,6 +70,10 @@ class FileMissing(FileDamaged):
     """It is not there: lost, or removed because a later record has made it needless."""
 
 
+class HookFailed(LocalError):
+    """A function that somebody else wrote failed, or gave what cannot be used; the error is theirs."""
+
+
 class ReplayError(LocalError):
     """What was asked for cannot be had from this run."""
 

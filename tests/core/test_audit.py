@@ -15,6 +15,7 @@ from skerry.core.facts import (
     Discarded,
     Entry,
     EpochStarted,
+    Evaluated,
     Injected,
     Kept,
     LifeStarted,
@@ -117,6 +118,7 @@ def clean():
         Discarded((row("c", 0, 6, "absent at close", fragment=1, life=2),), (), 31.0),
         PhaseChanged("closed", (), (seen("a", 10), seen("b", 11), seen("c", 6, 2)), 31.0),
         Injected("kill", "syncer", "", 0.0, 1.0),
+        Evaluated((2, 0), 0.4, 190, {"loss": 2.5}, 0.0),
         EpochStarted(4),
         Paused((seen("a", 10),), 31.0),
     ]
@@ -124,6 +126,7 @@ def clean():
 
 WARM_COMMIT, DIED, GAP_COMMIT, CHECKPOINT, RESTORE, PAUSED = 7, 8, 10, 13, 14, 15
 CLOSING, LAST_B, LAST, ABSENT, CLOSED = 17, 18, 19, 20, 21
+EVALUATION = 23
 
 
 def audited(facts):
@@ -615,3 +618,13 @@ def test_time_and_progress_never_go_back():
         (CLOSING, {"elapsed_s": 24.0}),
     ]:
         assert planted(at, **changes).startswith("clock: "), (at, changes)
+
+
+# ------------------------------------------------------------------------------------------ measured beside the run
+
+
+@pytest.mark.parametrize(
+    "changes", [{"versions": (4, 0)}, {"versions": (2,)}, {"versions": (-1, 0)}, {"progress": 1.5}, {"tokens": 10**6}]
+)
+def test_what_was_evaluated_must_have_been_there(changes):
+    assert "evaluated" in planted(EVALUATION, **changes)

@@ -35,6 +35,7 @@ VERBS = {
     "status": "where a run stands, by its directory or its syncer's address",
     "stop": "end what serves a run on this machine, in order",
     "export": "write a run's model as safetensors",
+    "evaluate": "what a run's model is worth: held-out loss, or what a function of yours says",
     "rollback": "list the versions a run has kept, or take it back to one",
     "replay": "recompute a run from its tape and compare, or without one learner",
     "prune": "remove old tape, recorded contributions and kept versions of a long run",

@@ -22,6 +22,7 @@ from skerry.proof.chaos import plan as plans
 from skerry.proof.chaos import report
 from skerry.proof.chaos.proxy import Proxy
 from skerry.proof.chaos.supervisor import ChaosRun
+from skerry.run import evaluations
 from skerry.shell.local import LocalRun
 from skerry.shell.syncer import write_json
 from skerry.train.data import Corpus
@@ -159,8 +160,8 @@ def _run(
         "invariants_checked": audit.checks,
         **report.report(tally, local.status, rates, by_name),
         "rates": rates,
-        "val_loss_start": held_out.loss_at_first(run_dir),
-        "val_loss_end": held_out.loss_of(run_dir),
+        "val_loss_start": held_out.loss(evaluations.read(run_dir, 0).arrays),
+        "val_loss_end": held_out.loss(evaluations.read(run_dir).arrays),
     }
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from skerry.text import counted, lasting, size
 
 LINE_S = 10.0
 PIPED_COLUMNS = 200
+POINTS_SHOWN = 8  # of a curve
 COLOURS = {
     "training": "green",
     "stopped": "cyan",
@@ -69,6 +71,33 @@ def _table(console: Console) -> Iterator[Show]:
                 live.update(Group(bar, table_of(status, console.width), syncer))
 
         yield show
+
+
+@contextmanager
+def counting(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for work that says how many of how many are done; lines now and then elsewhere, or nothing."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, total: None
+    elif console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        yield _counting_lines(what)
+
+
+def _counting_lines(what: str) -> Callable[[int, int], None]:
+    at = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal at
+        if time.monotonic() - at > LINE_S:
+            at = time.monotonic()
+            print(f"{what}: {done} of {total} batches", file=sys.stderr, flush=True)
+
+    return told
 
 
 class _Lines:
@@ -145,6 +174,7 @@ def print_summary(s: dict[str, Any]) -> None:
     fall = f"{s['val_loss_start']:.3f} → {s['val_loss_end']:.3f} nats/byte"
     rows = [
         ("held-out loss", f"{fall} (before the last merge {s['val_loss_before_close']:.3f})"),
+        *([("on the way", _curve(s["curve"]))] if s["curve"] else []),
         ("tokens merged", f"{s['tokens_merged']:,.0f} of {s['tokens_produced']:,.0f} produced; discarded: {discarded}"),
         ("merges", f"{s['merges']:,} with {s['contributors_mean']:.2f} contributors on average"),
         ("goodput", f"{s['goodput']:.1%}; of the capacity no kill took away {s['goodput_of_capacity']:.1%}"),
@@ -170,6 +200,12 @@ def over_budget(s: dict[str, Any]) -> str:
         f"{over:,.0f} {unit} more than the {budget:,.12g} asked for: steps that learners took before they heard that "
         "the budget was spent, as while no syncer was there"
     )
+
+
+def _curve(points: list[dict[str, Any]]) -> str:
+    """At most so many of the losses that were measured while the run went, from first to last."""
+    shown = points[:: -(-len(points) // POINTS_SHOWN)]
+    return ", ".join(f"{p['figures']['loss'] or math.nan:.3f} at {100 * p['progress']:.0f} %" for p in shown)
 
 
 def console_of_stdout() -> Console:

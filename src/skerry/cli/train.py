@@ -18,7 +18,7 @@ from skerry.cli import live
 from skerry.cli.export import export
 from skerry.core.state import state_of
 from skerry.errors import Refusal
-from skerry.run import repair, replay, summary
+from skerry.run import evaluations, repair, replay, summary
 from skerry.run.tally import tally
 from skerry.shell.local import LOCAL, Local, LocalRun
 from skerry.shell.syncer import write_json
@@ -80,38 +80,51 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     cli.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
         create(run_dir, config, speeds, held_out.model)
-    val_loss_start = held_out.loss_at_first(run_dir)
-    local_run = LocalRun(run_dir, speeds, kills)
+    quiet = options.json and not sys.stderr.isatty()
+    with live.counting("held-out loss at the start", quiet) as told:
+        first = evaluations.read(run_dir, 0)
+        val_loss_start = held_out.loss(first.arrays, told)
+    is_evaluated = config.run.evaluate_every > 0
+    if is_evaluated and options.resume is None:
+        evaluations.keep(run_dir, evaluations.fact_of(first, {"loss": val_loss_start}))
+    del first  # as large as the model
+    local_run = LocalRun(run_dir, speeds, kills, is_evaluated=is_evaluated)
     try:
-        with live.showing(quiet=options.json and not sys.stderr.isatty()) as show:
+        with live.showing(quiet) as show:
             local_run.run(lambda: show(local_run.status, local_run.news))
     except KeyboardInterrupt:
         print(f"\nskerry: interrupted; go on with: skerry train --resume {run_dir}", file=sys.stderr)
         if options.json:
             cli.print_json({"error": "interrupted", "run_dir": str(run_dir)})
         return 130
-    result = _finish(run_dir, local_run, held_out, val_loss_start)
+    losses = {"val_loss_start": val_loss_start, **_losses_at_end(run_dir, held_out, is_evaluated, quiet)}
+    result = _finish(run_dir, local_run, losses)
     cli.tell(result, options.json, live.print_summary)
     return 0
 
 
-def _finish(run_dir: Path, done: LocalRun, held_out: HeldOut, val_loss_start: float) -> dict[str, Any]:
+def _finish(run_dir: Path, done: LocalRun, losses: dict[str, float]) -> dict[str, Any]:
     speeds = {f"learner-{i}": speed for i, speed in enumerate(done.speeds)}
     with Store.open(run_dir, readonly=True) as store:
         path = run_dir / "model.safetensors"
         digest = export(store, state_of(store.records), path)
         numbers = summary.summarise(tally(store), done.status, done.kills, speeds)
-    result = {
-        "val_loss_start": val_loss_start,
-        "val_loss_before_close": held_out.loss_of(run_dir, before_close=True),
-        "val_loss_end": held_out.loss_of(run_dir),
-        **numbers,
-        "run_dir": str(run_dir),
-        "model_path": str(path),
-        "model_sha256": digest,
-    }
+    result = {**losses, **numbers, "run_dir": str(run_dir), "model_path": str(path), "model_sha256": digest}
     write_json(run_dir / "summary.json", result)
     return result
+
+
+def _losses_at_end(run_dir: Path, held_out: HeldOut, is_on_curve: bool, quiet: bool) -> dict[str, float]:
+    """Held-out loss before and after the last merge; with it a curve that was begun is whole, and goes on the tape."""
+    with live.counting("held-out loss before the last merge", quiet) as told:
+        before = held_out.loss(evaluations.read(run_dir, before_close=True).arrays, told)
+    with live.counting("held-out loss at the end", quiet) as told:
+        last = evaluations.read(run_dir)
+        end = held_out.loss(last.arrays, told)
+    if is_on_curve:
+        evaluations.keep(run_dir, evaluations.fact_of(last, {"loss": end}))
+        evaluations.put_on_tape(run_dir)
+    return {"val_loss_before_close": before, "val_loss_end": end}
 
 
 # ---------------------------------------------------------------------------------------------- from options to a run

@@ -35,6 +35,7 @@ from skerry.core.facts import (
     Discarded,
     Entry,
     EpochStarted,
+    Evaluated,
     Fact,
     Injected,
     Kept,
@@ -240,8 +241,19 @@ class Audit:
                     self._began(state, sample.learner, sample.life)
             case Restored():
                 self._restored(state, fact)
+            case Evaluated():
+                self._evaluated(state, fact)
             case Injected():
                 pass
+
+    def _evaluated(self, state: RunState, fact: Evaluated) -> None:
+        newest = tuple(at.version for at in state.fragments)
+        were = len(fact.versions) == len(newest) and all(
+            0 <= v <= n for v, n in zip(fact.versions, newest, strict=True)
+        )
+        self._demand(were, "I3", "evaluated {}, the newest are {}", fact.versions, newest)
+        is_there = 0 <= fact.progress <= state.progress and 0 <= fact.tokens <= state.ledger.merged
+        self._demand(is_there, "I3", "evaluated with {} tokens, {} are merged", fact.tokens, state.ledger.merged)
 
     def _life_started(self, state: RunState, fact: LifeStarted) -> None:
         known = state.lives.get(fact.learner)

@@ -280,6 +280,16 @@ class Injected(Struct, frozen=True, tag=True):
     until: float
 
 
+class Evaluated(Struct, frozen=True, tag=True):
+    """What the model was worth, by whoever measured it beside the run; written once the run was closed."""
+
+    versions: tuple[int, ...]  # by fragment
+    progress: float
+    tokens: int  # that were merged into it, in tokens x fragments
+    figures: dict[str, float | None]  # by name; "loss" is the built-in model's, in nats a byte; None: not finite
+    at: float  # wall-clock seconds
+
+
 class Restored(Struct, frozen=True, tag=True):
     """A fragment that could not be had has a whole file again: the same version and digest, from `source`."""
 
@@ -308,5 +318,6 @@ Fact = (
     | Witnessed
     | Sampled
     | Injected
+    | Evaluated
     | Restored
 )

@@ -19,6 +19,7 @@ from skerry.core.facts import (
     Discarded,
     Entry,
     EpochStarted,
+    Evaluated,
     Fact,
     Injected,
     Kept,
@@ -188,7 +189,7 @@ class RunState(Struct, tag="Fold"):
                 assert (fact.version, fact.digest) == (at.version, at.digest), (fact, at)
                 at.state = fact.state
                 self._begin_again(fact)
-            case Witnessed() | Sampled() | Injected():
+            case Witnessed() | Sampled() | Injected() | Evaluated():
                 pass  # measurements: nothing follows from them
             case RunCreated():
                 raise AssertionError("a run is created once")

@@ -26,10 +26,12 @@ from skerry.run.genesis import METADATA
 from skerry.store.store import Store
 
 
-def read_model(store: Store, state: RunState, before_close: bool = False) -> dict[str, F32]:
+def read_model(
+    store: Store, state: RunState, before_close: bool = False, kept: KeptVersion | None = None
+) -> dict[str, F32]:
     """The master values by parameter name; `before_close` gives those before the run's last merge."""
     arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
-    for fragment, master in _masters(store, state, state.before_close if before_close else ()):
+    for fragment, master in _masters(store, state, state.before_close if before_close else (), kept):
         scatter(fragment, master, arrays)
     return arrays
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.core.facts import Checkpointed, Paused, Pruned, RolledBack
+from skerry.core.facts import Checkpointed, Evaluated, Paused, Pruned, RolledBack
 from skerry.core.state import decode_fact, state_of
 from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
@@ -69,9 +69,9 @@ def check_unserved(root: Path) -> None:
 
 
 def _is_paused(records: Sequence[bytes]) -> bool:
-    """Whether its operator ended it, or did something to it since: behind that word only checkpoints are written."""
+    """Whether its operator ended it, or did something to it since: behind that word is nothing it did."""
     facts = (decode_fact(record) for record in reversed(records))
-    last = next(fact for fact in facts if not isinstance(fact, Checkpointed))
+    last = next(fact for fact in facts if not isinstance(fact, Checkpointed | Evaluated))
     return isinstance(last, Paused | RolledBack | Pruned)
 
 

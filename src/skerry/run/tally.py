@@ -12,6 +12,7 @@ from skerry.core.facts import (
     Decision,
     Discarded,
     EpochStarted,
+    Evaluated,
     Fact,
     Injected,
     LifeStarted,
@@ -44,6 +45,7 @@ class Tally:
     lives: list[Stamped[LifeStarted]] = field(default_factory=list)
     witnessed: list[Stamped[Witnessed]] = field(default_factory=list)
     injected: list[Injected] = field(default_factory=list)
+    evaluated: list[Evaluated] = field(default_factory=list)
     epochs: list[Stamped[EpochStarted]] = field(default_factory=list)
     paused_at: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
@@ -82,6 +84,8 @@ class Tally:
                 self.witnessed.append(Stamped(at, fact))
             case Injected():
                 self.injected.append(fact)
+            case Evaluated():
+                self.evaluated.append(fact)
             case Committed():
                 self.merges.append(Stamped(at, fact.decision))
                 self.versions[fact.decision.fragment] = fact.decision.version

@@ -100,18 +100,23 @@ class LocalRun:
     learners: list[Child] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)  # of children that nobody had killed
     port: int = 0
+    is_evaluated: bool = False  # while it goes, by a process beside it
+    evaluator: Child | None = None
 
     def run(self, show: Callable[[], None]) -> None:
         """Start, watch, kill, bring back; `show` is called whenever there may be something to see."""
         with self._supervising(), self.ends_everything():
             self.start_syncer()
             self._start_learners()
+            if self.is_evaluated:
+                self._start_evaluator()
             assert self.syncer is not None
             while not self.syncer.ended:
                 self.read_status()
                 self.disturb()
                 for child in [self.syncer, *self.learners]:
                     self._tend(child)
+                self._look_at_evaluator()
                 show()
                 time.sleep(POLL_S)
             self.read_status()
@@ -145,6 +150,12 @@ class LocalRun:
             child = Child(name, arguments, self.run_dir / "logs" / f"{name}.log")
             child.start()
             self.learners.append(child)
+
+    def _start_evaluator(self) -> None:
+        """With one thread and what the others leave of the cores."""
+        arguments = ["evaluate", str(self.run_dir), "--watch", "--threads", "1"]
+        self.evaluator = Child("evaluator", arguments, self.run_dir / "logs" / "evaluator.log")
+        self.evaluator.start()
 
     def port_for(self, name: str) -> int:
         """What this learner dials."""
@@ -212,6 +223,14 @@ class LocalRun:
             self.crashes.append(f"{child.name} crashed (exit {code}): see {child.log}")
             self.tell(self.crashes[-1])
 
+    def _look_at_evaluator(self) -> None:
+        """The run does not need it: what becomes of it is told, and that is all."""
+        if self.evaluator is None or self.evaluator.is_running or self.evaluator.ended:
+            return
+        self.evaluator.ended = True
+        if self.evaluator.process is not None and self.evaluator.process.returncode:
+            self.tell(f"the run goes on without its evaluator: {_said(self.evaluator)}")
+
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + TERM_S
         while any(child.is_running for child in self.learners) and time.monotonic() < deadline:
@@ -243,7 +262,7 @@ class LocalRun:
         finally:
             signal.signal(signal.SIGTERM, before)
             self.calm()
-            _end(self.learners, TERM_S)
+            _end([*self.learners, *([self.evaluator] if self.evaluator else [])], TERM_S)
             _end([self.syncer] if self.syncer else [], SYNCER_TERM_S)
 
 

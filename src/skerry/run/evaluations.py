@@ -1,0 +1,111 @@
+"""What a run's model is worth, measured beside the run: the model is read here, and what was found is kept.
+
+Whoever evaluates takes no part in the run. It reads the directory, also while a syncer serves it, and holds nobody up.
+A tape has one writer, so what was found lies in a file beside it, a JSON object a line, until the run is closed and
+nobody holds it any more. Then it is put on the tape, and the file goes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from skerry.algo.fragments import F32
+from skerry.core.facts import Evaluated
+from skerry.core.state import KeptVersion, RunState, state_of
+from skerry.errors import StoreError
+from skerry.run.export import read_model
+from skerry.run.facts import read_run
+from skerry.run.rollback import kept_version
+from skerry.store.store import Store
+
+EVALUATIONS = "evaluations.jsonl"
+
+
+class Model(NamedTuple):
+    """Values by name, and where the run was when it had them."""
+
+    arrays: dict[str, F32]
+    versions: tuple[int, ...]  # by fragment
+    progress: float
+    tokens: int | None  # merged into it, in tokens x fragments; of a kept version nobody knows
+
+
+def read(root: Path, number: int | None = None, before_close: bool = False) -> Model:
+    """The newest model, a kept version (0 is the start), or the one before the run's last merge."""
+    return read_run(root, lambda store: _read(store, number, before_close))
+
+
+def state_in(root: Path) -> RunState:
+    """Where the run in a directory stands by its tape."""
+    with Store.open(root, readonly=True) as store:
+        return _state(store)
+
+
+def fact_of(model: Model, figures: Mapping[str, float]) -> Evaluated:
+    """What was found of the newest model, just now."""
+    assert model.tokens is not None, "a kept version is on no curve"
+    return Evaluated(model.versions, model.progress, model.tokens, finite(figures), time.time())
+
+
+def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """None for what is none: neither JSON nor a comparison has a use for NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def keep(root: Path, found: Evaluated) -> None:
+    """Until it can be put on the tape."""
+    with (root / EVALUATIONS).open("ab") as file:
+        file.write(msgspec.json.encode(found) + b"\n")
+
+
+def waiting(root: Path) -> list[Evaluated]:
+    """What was found and is not on the tape yet; a line that was broken off is left out."""
+    path = root / EVALUATIONS
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return [msgspec.json.decode(line, type=Evaluated) for line in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(f"{path}: cannot be read ({error}): mend it, or take it away") from None
+
+
+def put_on_tape(root: Path) -> None:
+    """What was found becomes facts, once; nobody may be serving the run."""
+    found = [msgspec.msgpack.encode(one) for one in waiting(root)]
+    if not found:
+        return
+    with Store.open(root) as store:
+        known = set(store.records)  # of an earlier time that came no further than the commit
+        if fresh := [record for record in found if record not in known]:
+            store.commit(fresh)
+    (root / EVALUATIONS).unlink()
+
+
+def _read(store: Store, number: int | None, before_close: bool) -> Model:
+    state = _state(store)
+    kept = None if number is None else kept_version(state, number)
+    arrays = read_model(store, state, before_close, kept)
+    return _about_kept(arrays, kept) if kept is not None else _about(arrays, state, before_close)
+
+
+def _about(arrays: dict[str, F32], state: RunState, before_close: bool) -> Model:
+    newest = tuple(at.version for at in state.fragments)
+    versions = state.before_close if before_close and state.before_close else newest
+    return Model(arrays, versions, state.progress, state.ledger.merged)
+
+
+def _about_kept(arrays: dict[str, F32], kept: KeptVersion) -> Model:
+    return Model(arrays, kept.versions, kept.progress, None if kept.number else 0)
+
+
+def _state(store: Store) -> RunState:
+    if not store.records:
+        raise StoreError(f"{store.root} holds no run: check the path")
+    return state_of(store.records)

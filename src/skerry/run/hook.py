@@ -1,0 +1,60 @@
+"""A function of somebody else's that says what a model is worth: found by name, called, and its answer understood.
+
+It is handed the model as {name: numpy array}, float32, each array its own to keep or change, and returns a number or
+{name: number}. What goes wrong in it is its author's: the error says so and carries theirs as its cause. What it prints
+goes to stderr, because stdout is for the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skerry.algo.fragments import F32
+from skerry.errors import HookFailed
+
+Hook = Callable[[dict[str, F32]], Any]
+NUMBER = "value"  # what a number by itself is called
+
+
+def find(name: str) -> Hook:
+    """`module:function`, as Python would import it from the working directory."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise HookFailed(f"{name!r} names no function: write module:function, like judge:score")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = importlib.import_module(module)
+    except Exception as error:
+        raise HookFailed(f"{module} cannot be imported ({type(error).__name__}: {error}): check the name") from error
+    hook = getattr(found, function, None)
+    if not callable(hook):
+        raise HookFailed(f"{module} has no function {function}: check the name")
+    return hook  # type: ignore[no-any-return]
+
+
+def ask(hook: Hook, name: str, arrays: dict[str, F32]) -> dict[str, float]:
+    """What it says of this model."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            said = hook(arrays)
+    except Exception as error:
+        raise HookFailed(f"{name} raised {type(error).__name__}: {error}") from error
+    return understood(said, name)
+
+
+def understood(said: Any, name: str) -> dict[str, float]:
+    """A number, or numbers by name; whatever Python takes for a number, an array of one element too."""
+    try:
+        if isinstance(said, Mapping):
+            return {str(key): float(value) for key, value in said.items()}
+        return {NUMBER: float(said)}
+    except (TypeError, ValueError):
+        kind = type(said).__name__
+        raise HookFailed(f"{name} returned a {kind}: return a number, or a dict of numbers by name") from None

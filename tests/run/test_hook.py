@@ -1,0 +1,80 @@
+"""A function of somebody else's: found, called, its answer understood, and its errors shown as its own."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from skerry.errors import HookFailed
+from skerry.run.hook import ask, find, understood
+
+ARRAYS = {"w": np.ones(3, np.float32)}
+
+
+@pytest.fixture
+def judge(tmp_path, monkeypatch):
+    """A module in the working directory, as its author would have it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    yield write
+    for name in [name for name in sys.modules if name.startswith("judge_")]:
+        del sys.modules[name]
+
+
+def test_it_is_found_in_the_working_directory_and_asked(judge, capsys):
+    name = judge(
+        "judge_sum", "def score(tensors):\n    print('hm')\n    return sum(a.sum() for a in tensors.values())\n"
+    )
+    assert ask(find(f"{name}:score"), f"{name}:score", ARRAYS) == {"value": 3.0}
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "hm\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        (2, {"value": 2.0}),
+        (np.float32(0.5), {"value": 0.5}),
+        (np.array(3), {"value": 3.0}),
+        ({"loss": 1, "hits": np.int64(4)}, {"loss": 1.0, "hits": 4.0}),
+        ({}, {}),
+    ],
+)
+def test_a_number_or_numbers_by_name(said, means):
+    assert understood(said, "judge:score") == means
+
+
+@pytest.mark.parametrize("said", [None, [1, 2], "good", {"loss": None}, np.ones(3)])
+def test_anything_else_is_refused(said):
+    with pytest.raises(HookFailed, match=r"^judge:score returned a .*: return a number, or a dict of numbers by name$"):
+        understood(said, "judge:score")
+
+
+def test_its_own_error_is_the_cause(judge):
+    name = judge("judge_bad", "def score(tensors):\n    return tensors['none']\n")
+    with pytest.raises(HookFailed, match=r"^judge_bad:score raised KeyError: 'none'$") as failed:
+        ask(find(f"{name}:score"), f"{name}:score", ARRAYS)
+    assert isinstance(failed.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("score", "'score' names no function: write module:function"),
+        (":score", "names no function"),
+        ("judge_none:score", "judge_none cannot be imported (ModuleNotFoundError"),
+        ("judge_empty:score", "judge_empty has no function score"),
+        ("judge_broken:score", "judge_broken cannot be imported (ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_found_is_refused(judge, name, says):
+    judge("judge_empty", "score = 3\n")
+    judge("judge_broken", "1 / 0\n")
+    with pytest.raises(HookFailed) as failed:
+        find(name)
+    assert says in str(failed.value)
