@@ -57,7 +57,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When fragments are synchronised, and who must be in."""
 
     num_fragments: int = 24  # P
-    cut_tensors: bool = False  # so that fragments are even; else there are never more of them than tensors
+    cut_tensors: bool = True  # so that fragments are even; else there are never more of them than tensors
     sync_every: int = 24  # H, in inner steps
     fragment_sync_delay: int = 2  # tau, in inner steps
     quorum: int | float = 0.5  # K: a number of learners, or a share of the ready ones
