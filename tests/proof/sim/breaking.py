@@ -11,10 +11,10 @@ from skerry.proof.sim.world import World
 
 
 def small(record: str, work_s: float) -> World:
-    """Two learners, two fragments, a dozen merges, a new tape segment and a collection every few commits."""
+    """Two learners, three fragments, a dozen merges, a new tape segment and a collection every few commits."""
     config = configs.Config(
-        run=configs.Run(learners=2, steps=16),
-        sync=configs.Sync(num_fragments=2, sync_every=4, fragment_sync_delay=1, policy="fixed", close_timeout_s=20.0),
+        run=configs.Run(learners=2, steps=11),
+        sync=configs.Sync(num_fragments=3, sync_every=4, fragment_sync_delay=1, policy="fixed", close_timeout_s=20.0),
         store=configs.Store(segment_bytes=3_000, record=record, checkpoint_every=2, keep_every=0.5),
     )
     scenario = Scenario(config, dict.fromkeys("ab", 0.3), 0.005, 0.02, 0.0, 0.0, (), 1.0, 0.0, work_s=work_s)
