@@ -50,6 +50,13 @@ def test_the_papers_preset_is_the_papers():
     assert (c.merge.rule, c.learner.adopt) == ("rda", "overwrite")
 
 
+def test_an_evaluation_is_a_share_of_the_budget_or_never():
+    for share in (0.0, 0.001, 0.05, 1.0):
+        configs.validate(run_of(run=configs.Run(steps=100, evaluate_every=share)))
+    with pytest.raises(ConfigError, match=r"run.evaluate_every = 0.0001: a share of the budget from 0.001"):
+        configs.validate(run_of(run=configs.Run(steps=100, evaluate_every=0.0001)))
+
+
 def test_a_timeout_leaves_room_for_a_late_heartbeat():
     configs.validate(run_of(wire=configs.Wire(heartbeat_s=1.0, timeout_s=2.0)))
     with pytest.raises(ConfigError, match=r"wire.timeout_s = 1.9: must be at least 2, twice wire.heartbeat_s = 1"):

@@ -332,10 +332,12 @@ def _problems(c: Config) -> Iterable[str]:
             f"wire.timeout_s = {c.wire.timeout_s:g}: must be at least {2 * c.wire.heartbeat_s:g}, twice "
             f"wire.heartbeat_s = {c.wire.heartbeat_s:g}, or one heartbeat that comes late would cut a healthy link"
         )
+    if 0 < c.run.evaluate_every < SHARE_MIN:
+        yield f"run.evaluate_every = {c.run.evaluate_every:g}: a share of the budget from {SHARE_MIN:g}, or 0 for never"
     every = c.store.keep_every
-    if 0 < every < KEEP_SHARE_MIN or (every > 1 and not float(every).is_integer()):
+    if 0 < every < SHARE_MIN or (every > 1 and not float(every).is_integer()):
         yield (
-            f"store.keep_every = {every:g}: a share of the budget from {KEEP_SHARE_MIN:g} and below 1, a whole number "
+            f"store.keep_every = {every:g}: a share of the budget from {SHARE_MIN:g} and below 1, a whole number "
             "of versions of the slowest fragment, or 0 for none"
         )
     if c.sync.warm_share + c.sync.cool_share > 1:
@@ -346,7 +348,7 @@ def _problems(c: Config) -> Iterable[str]:
 
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _MANY = 10**18
-KEEP_SHARE_MIN = 0.001  # of the budget, from one kept version to the next
+SHARE_MIN = 0.001  # of the budget, from one kept version or evaluation to the next
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("run.learners", 1, 4096),
     ("run.tokens", 0, _MANY),

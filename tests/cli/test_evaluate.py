@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from cli.called import called
-from e2e.processes import facts_of, skerry
+from e2e.processes import Running, Syncer, facts_of, skerry
 from node.pair import Pair, config_of
 from skerry import config as configs
+from skerry.cli.syncer import make_genesis
 from skerry.core.facts import Evaluated
 
 HOOK = """
@@ -133,7 +134,7 @@ def test_its_error_is_shown_as_its_own(capsys, own):
         ),
         (["--with", "judge:count", "--watch"], "is closed, there is nothing to watch: leave --watch out"),
         (["--with", "judge:count", "--watch", "--version", 1], "--version: a kept version does not change"),
-        (["--with", "judge:count", "--every", 2], "'2' must be from 0.0001 to 1"),
+        (["--with", "judge:count", "--every", 2], "'2' must be from 0.001 to 1"),
         (["--sync.quorum", 2], "--sync.quorum: nothing is configured here"),
     ],
 )
@@ -147,6 +148,31 @@ def test_no_run_and_no_rhythm(capsys, folder, built_in):
 
 
 # ---------------------------------------------------------------------------------------------- a run that goes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_whoever_sees_the_directory_may_watch_a_served_run(folder):
+    """A run of `skerry syncer`: the watcher ends with it, and has put what a function found on its tape."""
+    pytest.importorskip("torch")
+    options = ["--run.steps=80", "--run.learners=1", "--model.preset=tiny", "--learner.step_s=0.1"]
+    for name in ("syncer", "watcher", "learner"):
+        (folder / name).mkdir()
+    run = folder / "run"
+    genesis = folder / "genesis.safetensors"
+    make_genesis(configs.resolve(configs.default(), None, [("model.preset", "tiny")]), genesis)
+    with (
+        Syncer(folder / "syncer", run_dir=run, genesis=genesis, options=options) as syncer,
+        Running(
+            folder / "watcher", "evaluate", run, "--watch", "--every", "30%", "--with", "judge:count", "--json"
+        ) as watcher,
+        Running(folder / "learner", "learner", "--syncer", f"127.0.0.1:{syncer.port}", "--name", "a") as learner,
+    ):
+        assert (learner.wait(), syncer.wait(), watcher.wait()) == (0, 0, 0), watcher.said
+        curve = json.loads(watcher.out.read_text())["curve"]
+    found = [fact for fact in facts_of(run) if isinstance(fact, Evaluated)]
+    assert [point["progress"] for point in curve] == [fact.progress for fact in found]
+    assert len(found) >= 2 and found[-1].progress == 1.0 and found[-1].figures == {"values": 104216.0, "nothing": None}
 
 
 @pytest.mark.slow

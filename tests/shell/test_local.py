@@ -82,6 +82,14 @@ def test_who_crashes_is_brought_back_so_many_times_and_then_given_up(run, monkey
     assert run.crashes == [f"syncer crashed (exit -9): see {run.syncer.log}"]
 
 
+def test_a_run_goes_on_without_its_evaluator(run):
+    """Here there is nothing that it could evaluate: it is refused, which is told once and harms nobody."""
+    run.is_evaluated = True
+    run.watch(lambda run: run.end() if run.news else None)
+    assert run.syncer.process.returncode == 0 and not run.crashes
+    assert len(run.news) == 1 and "the run goes on without its evaluator: --watch: the run has no" in run.news[0]
+
+
 def test_who_was_driven_to_end_is_excused(run):
     def look(run):
         if run.is_up and not run.news:

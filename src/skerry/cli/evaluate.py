@@ -31,7 +31,7 @@ from skerry.train.data import Corpus
 from skerry.train.shapes import shape_of
 
 NICE = 19  # of a process that watches: learners on the same cores go first
-EVERY = Kind(share, 0.0001, 1)
+EVERY = Kind(share, configs.SHARE_MIN, 1)
 THREADS = Kind(count, 0, 1024)
 BUILT_IN = ("data", "device", "threads")  # options that a function of one's own has no use for
 

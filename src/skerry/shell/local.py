@@ -21,7 +21,9 @@ from typing import Any
 import msgspec
 
 from skerry.errors import RunFailed
+from skerry.run.evaluations import waiting
 from skerry.run.summary import Kill
+from skerry.shell.evaluate import figures_told
 from skerry.store import lock
 
 POLL_S = 0.1
@@ -102,6 +104,7 @@ class LocalRun:
     port: int = 0
     is_evaluated: bool = False  # while it goes, by a process beside it
     evaluator: Child | None = None
+    evaluations_told: int = 0
 
     def run(self, show: Callable[[], None]) -> None:
         """Start, watch, kill, bring back; `show` is called whenever there may be something to see."""
@@ -224,8 +227,14 @@ class LocalRun:
             self.tell(self.crashes[-1])
 
     def _look_at_evaluator(self) -> None:
-        """The run does not need it: what becomes of it is told, and that is all."""
-        if self.evaluator is None or self.evaluator.is_running or self.evaluator.ended:
+        """The run does not need it: what it finds and what becomes of it are told, and that is all."""
+        if self.evaluator is None or self.evaluator.ended:
+            return
+        found = waiting(self.run_dir)
+        for one in found[self.evaluations_told :]:
+            self.tell(f"held out: {figures_told(one.figures)}, at {100 * one.progress:.0f} %")
+        self.evaluations_told = len(found)
+        if self.evaluator.is_running:
             return
         self.evaluator.ended = True
         if self.evaluator.process is not None and self.evaluator.process.returncode:

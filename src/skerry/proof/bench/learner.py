@@ -18,7 +18,7 @@ from skerry.adapters.torch import Learner
 from skerry.config import Config, Data, Model, Run, Sync, encode
 from skerry.shell.local import LocalRun
 from skerry.train.data import Corpus, Stream
-from skerry.train.inner import Inner
+from skerry.train.inner import Inner, execution_of
 from skerry.train.loop import model_of
 from skerry.train.shapes import shape_of
 
@@ -66,7 +66,8 @@ class _Loop:
 
         torch.set_num_threads(1)
         self.model = model_of(config).to(device)
-        self.inner = Inner(self.model, config.learner.lr, config.learner.weight_decay)
+        own = config.learner
+        self.inner = Inner(self.model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
         corpus = Corpus.open(config.data.path, config.data.bytes_max)
         self.stream = Stream(corpus, 0, 0, config.data.batch, shape_of(config.model).context)
 
