@@ -49,6 +49,14 @@ def test_held_out_loss_changes_nothing(corpus):
     assert all(torch.equal(value, before[name]) for name, value in inner.model.state_dict().items())
 
 
+def test_any_number_of_threads_gives_the_same_loss_to_the_bit(corpus):
+    inner, _ = train(corpus, steps=2)
+    batches, told = held_out_batches(corpus, batch=8, context=32, count=7), []
+    losses = {held_out_loss(inner.model, batches, lambda *at: told.append(at), threads) for threads in (1, 2, 5)}
+    assert len(losses) == 1 and told == 3 * [(done, 7) for done in range(1, 8)]
+    assert all(p.grad_fn is None and p.requires_grad for p in inner.model.parameters())
+
+
 def test_the_rate_is_peak_times_schedule_times_ramp(corpus):
     inner, _ = train(corpus, steps=1, lr=1e-2)
     batch = next(Stream(corpus, learner=0, seed=0, batch=2, context=32))

@@ -78,7 +78,7 @@ def _parser() -> cli.Parser:
     )
     p.add_argument("--data", metavar="PATH", help="the text on this machine, if it lies elsewhere than the run says")
     p.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
-    p.add_argument("--threads", type=cli.counting(THREADS), metavar="N", help="torch threads (default: every core)")
+    p.add_argument("--threads", type=cli.counting(THREADS), metavar="N", help="on a CPU (default: one a core)")
     p.add_argument("--parent", type=int, default=0, help="end when this process is gone, which sees to the run's end")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     return p

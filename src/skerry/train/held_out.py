@@ -33,8 +33,9 @@ class HeldOut:
         from skerry.train.device import device_of
         from skerry.train.loop import model_of
 
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(1)
         self.device = device_of(device)
+        self._threads = (threads or len(os.sched_getaffinity(0))) if self.device == "cpu" else 1
         self.model = model_of(config)
         layout = layout_of_model(self.model)
         self.fragment_count = min(config.sync.num_fragments, fragments_max(layout, config.sync.cut_tensors))
@@ -53,7 +54,7 @@ class HeldOut:
         self.model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()}, strict=True)
         self.model.to(self.device)
         try:
-            return held_out_loss(self.model, self.batches, told or unheard)
+            return held_out_loss(self.model, self.batches, told or unheard, self._threads)
         finally:
             self.model.to("cpu")
             torch.cuda.empty_cache()
