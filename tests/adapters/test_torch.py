@@ -19,6 +19,7 @@ from skerry.algo.fragments import gather, split
 from skerry.core.facts import Checkpointed, Committed, PhaseChanged
 from skerry.core.state import state_of
 from skerry.errors import RefusedError
+from skerry.node.cells import FloatCell
 from skerry.run.export import write_model
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import read_genesis
@@ -119,6 +120,17 @@ def test_a_model_with_nothing_to_train_is_refused():
         layout_of_model(model)
 
 
+def cell_of(values):
+    """A cell that holds these values."""
+    return FloatCell(values.copy(), np.zeros(1, np.int64))
+
+
+def taken(parameters, fragment):
+    cell = cell_of(np.full(fragment.size, np.nan, np.float32))
+    parameters.read(fragment, cell, 1)
+    return cell.values
+
+
 @pytest.mark.parametrize("num_fragments", [1, 2, 5, 20])
 def test_read_add_blend_and_write_are_the_parameters_and_nothing_else(num_fragments):
     model = Odd()
@@ -130,23 +142,26 @@ def test_read_add_blend_and_write_are_the_parameters_and_nothing_else(num_fragme
     assert sorted({slot.name for f in fragments for slot in f.slots}) == NAMES
     for fragment in fragments:
         start = {name: p.detach().numpy().copy() for name, p in trainable(model).items()}
-        read = parameters.read(fragment)()
+        read = taken(parameters, fragment)
         np.testing.assert_array_equal(read, gather(fragment, start))
 
         increment = draw.normal(size=fragment.size).astype(np.float32)
-        pending = parameters.read(fragment)
-        parameters.add(fragment, increment)
-        np.testing.assert_array_equal(pending(), read, err_msg="a snapshot is of when it was taken")
+        cell = cell_of(np.full(fragment.size, np.nan, np.float32))
+        parameters.read(fragment, cell, 3)
+        parameters.add(fragment, cell_of(increment), 1)
+        assert cell.is_marked(3)
+        np.testing.assert_array_equal(cell.values, read, err_msg="a snapshot is of when it was taken")
         shifted = {name: p.detach().numpy() for name, p in trainable(model).items()}
         at = np.concatenate([np.arange(slot.offset, slot.offset + slot.size) for slot in fragment.slots])
         np.testing.assert_array_equal(gather(fragment, shifted)[at], (read + increment)[at])
 
-        read.flags.writeable = False  # as a base is
-        parameters.blend(fragment, read, 0.25)
+        towards = cell_of(read)
+        parameters.blend(fragment, towards, 0.25, 4)
+        assert towards.is_marked(4)
         blended = {name: p.detach().numpy() for name, p in trainable(model).items()}
         np.testing.assert_allclose(gather(fragment, blended)[at], (read + 0.25 * increment)[at], rtol=0, atol=1e-6)
-        parameters.write(fragment, read)
-        np.testing.assert_array_equal(parameters.read(fragment)(), read)
+        parameters.write(fragment, cell_of(read), 5)
+        np.testing.assert_array_equal(taken(parameters, fragment), read)
         for name, p in trainable(model).items():
             np.testing.assert_array_equal(p.detach().numpy(), start[name])
     assert model.head.weight is model.embed.weight and not model.turned.is_contiguous()
@@ -156,11 +171,11 @@ def test_read_add_blend_and_write_are_the_parameters_and_nothing_else(num_fragme
 def test_written_values_are_not_shared_with_the_model():
     model = nn.Linear(3, 2)
     (fragment,) = split(layout_of_model(model), 1)
-    base = np.ones(fragment.size, np.float32)
-    TorchParameters(model, None).write(fragment, base)
+    cell = cell_of(np.ones(fragment.size, np.float32))
+    TorchParameters(model, None).write(fragment, cell, 1)
     with torch.no_grad():
         model.weight.zero_()
-    assert (base == 1).all()
+    assert (cell.values == 1).all()
 
 
 def test_resetting_the_optimizer_forgets_its_state_and_keeps_its_settings():

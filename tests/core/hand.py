@@ -213,7 +213,7 @@ class Bench:
         self.now = 0.0
         self.machine = LearnerMachine("a", config, config.sync.num_fragments)
         self.snapshots: dict[int, int] = {}  # fragment -> the step after which one is due
-        self.fast_forward = False
+        self.to_overwrite: set[int] = set()  # by a fast-forward
         self.welcome()
         for p in range(config.sync.num_fragments):
             self.publish(p, 0, base_version=FULL)
@@ -232,7 +232,7 @@ class Bench:
                         at = action.publication
                         events.append(Prepared(at.fragment, at.version, action.take_out))
                     case FastForward():
-                        self.fast_forward = True
+                        self.to_overwrite = set(range(self.machine.fragment_count))
         return seen
 
     def welcome(self, life: int = 1, epoch: int = 1) -> list[object]:
@@ -242,9 +242,10 @@ class Bench:
         self.now += 1.0
         due = sorted(p for p, step in self.snapshots.items() if step <= self.machine.step_count + steps)
         taken = tuple(Taken(p, self.machine.positions[p].base_version) for p in due)
-        dropped, self.fast_forward = self.fast_forward, False
+        overwritten = (*overwritten, *sorted(self.to_overwrite))
+        self.to_overwrite = set()
         self.snapshots = {p: step for p, step in self.snapshots.items() if p not in due}
-        passed = Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, dropped, overwritten=overwritten)
+        passed = Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, overwritten=overwritten)
         return self.step(passed)
 
     def pull(self, p: int, settled_seq: int = 0, epoch: int = 1, lossless: bool = False) -> list[object]:

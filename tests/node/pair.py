@@ -21,9 +21,12 @@ from skerry.core.ledger import MERGED
 from skerry.core.messages import Contribution, Hello, LearnerMessage, Publication, Report, SyncerMessage
 from skerry.core.state import decode_fact
 from skerry.node.algebra import FLOAT32, Values
+from skerry.node.cells import Boxes
 from skerry.node.learner import LearnerNode
+from skerry.node.mailbox import mailbox
 from skerry.node.observers import Unwatched
 from skerry.node.syncer import SyncerNode
+from skerry.node.training import ByHand, TrainingHalf
 from skerry.run.genesis import begin
 from skerry.store import Store
 from skerry.store.journal import Place
@@ -63,8 +66,7 @@ class NumpyParameters:
         self.optimizer_resets = 0
 
     def read(self, fragment):
-        copy = self.values[fragment.index].copy()
-        return lambda: copy
+        return self.values[fragment.index].copy()
 
     def add(self, fragment, increment):
         self.values[fragment.index] += increment
@@ -108,7 +110,10 @@ class Loop:
 
     def __post_init__(self):
         pair = self.pair
-        self.node = LearnerNode(self.name, pair.layout, self.parameters, self, f"of-{self.name}", lambda: pair.now)
+        ours, theirs = mailbox()
+        boxes = Boxes()
+        self.training = TrainingHalf(pair.layout, ByHand(self.parameters), ours, boxes)
+        self.node = LearnerNode(self.name, pair.layout, self, f"of-{self.name}", lambda: pair.now, theirs, boxes)
         self.worked = [np.zeros(fragment.size) for fragment in pair.fragments]
         self.worked_after = [[sums.copy() for sums in self.worked]]  # by step count
 
@@ -118,7 +123,7 @@ class Loop:
 
     @property
     def is_running(self):
-        return self.node.is_adopted and not self.machine.is_stop_asked and self.machine.state == "training"
+        return self.training.is_adopted and not self.machine.is_stop_asked and self.machine.state == "training"
 
     def send(self, message, payload=None, tag=None):
         if self.is_linked:
@@ -143,7 +148,12 @@ class Loop:
         return flat
 
     def boundary(self, steps=0, tokens=0, step_s=0.0):
-        self.node.boundary(steps, tokens, step_s)
+        self.training.boundary(steps, tokens, step_s)
+        if not self.is_late:
+            self.node.catch_up()
+
+    def stand(self):
+        self.training.stand()
         if not self.is_late:
             self.node.catch_up()
 
@@ -221,7 +231,7 @@ class Pair:
         self.link(name)
         loop.boundary()  # no time passes, so that learners that join one after the other begin together
         self.deliver()
-        self.until(lambda: loop.node.is_adopted)
+        self.until(lambda: loop.training.is_adopted)
         return loop
 
     def link(self, name):
@@ -262,8 +272,8 @@ class Pair:
         for loop in self.loops.values():
             if loop.is_running and self.ticks % loop.every == 0:
                 loop.step()
-            elif not loop.is_running and loop.node.has_work:
-                loop.boundary()
+            elif not loop.is_running:
+                loop.stand()
             self.deliver()
         for loop in self.loops.values():
             if loop.machine is not None:

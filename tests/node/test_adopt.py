@@ -42,8 +42,14 @@ class Watch:
 
     def read(self, fragment):
         p = fragment.index
-        self.taken[p] = self.loop.parameters.values[p] - self.loop.node.applied[p].base
+        self.taken[p] = self.loop.parameters.values[p] - self.base_of(p)
         return self._read(fragment)
+
+    def base_of(self, p):
+        """What θ stands on, whether or not the node knows of it."""
+        node, sent = self.loop.node, self.loop.node.under_way.get(p)
+        is_made = sent is not None and self.loop.training.applied[p] == sent.change
+        return sent.to.base if is_made else node.stands[p].base
 
     def send(self, message, payload=None, tag=None):
         """All of the drift, or what the bytes say of it."""
@@ -54,8 +60,8 @@ class Watch:
         self._send(message, payload, tag)
 
     def boundary(self, *args):
-        loop, applied = self.loop, self.loop.node.applied
-        before = {p: (a.version, a.base, loop.parameters.values[p].copy()) for p, a in applied.items()}
+        loop, applied = self.loop, self.loop.training.applied
+        before = {p: (a.version, self.base_of(p), loop.parameters.values[p].copy()) for p, a in applied.items()}
         last = dict(self.last)
         self._boundary(*args)
         told = {(m.fragment, m.version): m.settled_seq for who, m in self.pair.publications if who == loop.name}
@@ -211,11 +217,11 @@ def test_a_blend_waits_for_a_snapshot_that_is_on_its_way_and_leaves_it_whole(tmp
         snapshot = late.parameters.values[0] - base
         late.node.told(*kept_back[0])
         late.step()
-        assert late.node.applied[0].version == version, "not yet"
+        assert late.training.applied[0].version == version, "not yet"
         before = late.parameters.values[0].copy()
         late.node.catch_up()
         late.boundary()
-        assert late.node.applied[0].version == version + 1
+        assert late.training.applied[0].version == version + 1
         new, rest = late.node.bases[0], before - base - snapshot
         assert np.abs(rest).max() > 0.01
         np.testing.assert_allclose(late.parameters.values[0], new + snapshot + 0.25 * rest, rtol=0, atol=ROUNDING)

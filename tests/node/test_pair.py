@@ -606,7 +606,7 @@ def test_a_pull_is_answered_at_the_next_boundary_and_the_training_thread_never_w
         loop = pair.join("a")
         pair.unlink("a")
         pair.run(50)
-        assert loop.machine.step_count >= 50 and not loop.node.has_work
+        assert loop.machine.step_count >= 50 and not loop.training.stand()
         pulled = []
         pair.tap = lambda who, message, payload: pulled.append(type(message)) or (message, payload)
         pair.link("a")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from node.pair import NumpyParameters, Pair, config_of
+from node.pair import Pair, config_of
 from skerry import config as configs
 from skerry.algo.fragments import Tensor, encode_fragments, encode_layout, layout_of, split
 from skerry.core.events import Leave
@@ -30,7 +30,9 @@ from skerry.core.messages import (
 )
 from skerry.core.state import decode_fact
 from skerry.errors import ProtocolError
+from skerry.node.cells import Boxes
 from skerry.node.learner import LearnerNode
+from skerry.node.mailbox import mailbox
 from skerry.node.peers import Learners, Uplink
 from skerry.node.syncer import SyncerNode
 from skerry.store import Store
@@ -340,7 +342,9 @@ class Island:
         layout = layout_of([Tensor("w", (300,))])
         self.table = encode_fragments(split(layout, 1))
         self.uplink = Uplink()
-        self.node = self.uplink.node = LearnerNode("a", layout, NumpyParameters(), self.uplink, "process", lambda: 0.0)
+        self.node = self.uplink.node = LearnerNode(
+            "a", layout, self.uplink, "process", lambda: 0.0, mailbox()[1], Boxes()
+        )
         self.inbox, self.syncer_inbox = Inbox(), Inbox()
         self.endpoint = self.uplink.endpoint = MemoryEndpoint(self.inbox, learner_dialect(self.uplink.payload_bytes))
         self.syncer = MemoryEndpoint(self.syncer_inbox, syncer_dialect(lambda message: 0))

@@ -59,7 +59,7 @@ def test_a_learners_outstanding_contributions(started):
     pair.until(lambda: pair.loops["learner-0"].node.outstanding)
     told = needs.learner_memory(config, sizes(pair), rounds=1, burst=1)
     out = next(iter(pair.loops["learner-0"].node.outstanding.values()))
-    assert bytes_in(out.take_out, out.residual) + len(out.payload) == told["outstanding"]
+    assert bytes_in(out.drift) + len(out.payload) == told["outstanding"]
 
 
 def test_the_syncers_arrays(started):

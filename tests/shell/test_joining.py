@@ -10,6 +10,7 @@ from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
 from skerry import config as configs
 from skerry.core.messages import PROTOCOL, Answer, Ask, Hello, Refused, Report
 from skerry.errors import ConfigError, JoinTimeout
+from skerry.node.training import ByHand
 from skerry.shell import learner as learner_shell
 from skerry.shell.learner import LearnerShell, fetch_config, join_timeout
 from skerry.wire.endpoint import TIMEOUT_S
@@ -24,7 +25,7 @@ def shells():
     made = []
 
     def shell(host, port):
-        made.append(LearnerShell("here", LAYOUT, NumpyParameters(), host, port, None))
+        made.append(LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), host, port, None))
         return made[-1]
 
     yield shell
@@ -94,7 +95,7 @@ def test_one_that_is_turned_away_at_its_first_hello_waits_and_joins_when_that_is
     syncer = at_once(put_right)
     shell = shells("127.0.0.1", hand.server.port)
     shell.start(WAIT_S)
-    assert is_over(syncer) and shell.is_running and not shell.driver.uplink.turned_away
+    assert is_over(syncer) and shell.is_running and not shell.training.trouble
 
 
 def test_one_that_is_turned_away_at_every_hello_says_why_when_it_gives_up(shells, hands):

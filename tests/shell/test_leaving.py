@@ -9,6 +9,7 @@ from node.pair import NumpyParameters
 from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
 from skerry.core.messages import Done, Hello, Refused, Report, Stop
 from skerry.errors import RefusedError
+from skerry.node.training import ByHand
 from skerry.shell.learner import LearnerShell
 from skerry.wire.transport import Lost
 
@@ -22,7 +23,9 @@ def hand():
 
 @pytest.fixture
 def shell(hand):
-    shell = LearnerShell("here", LAYOUT, NumpyParameters(), "127.0.0.1", hand.server.port, None)
+    parameters = NumpyParameters()
+    shell = LearnerShell("here", LAYOUT, ByHand(parameters), "127.0.0.1", hand.server.port, None)
+    shell.parameters = parameters
     yield shell
     shell.close(timeout_s=0.0)
 
@@ -49,8 +52,8 @@ def test_it_hands_over_what_is_left_and_says_that_it_left(hand, shell):
     hand.publish(1, settled=c)
     assert hand.hear(Report, lambda report: report.state == "left").positions[0].mark_step == 1
     hand.hear(Lost)
-    assert is_over(close) and shell.driver.left.way == "settled"
-    np.testing.assert_array_equal(shell.node.parameters.values[0], hand.theta, "it holds the last version")
+    assert is_over(close) and shell.training.left.way == "settled"
+    np.testing.assert_array_equal(shell.parameters.values[0], hand.theta, "it holds the last version")
 
 
 def test_at_the_end_of_the_run_it_waits_for_the_last_version_behind_the_last_word(hand, shell):
@@ -64,14 +67,14 @@ def test_at_the_end_of_the_run_it_waits_for_the_last_version_behind_the_last_wor
     hand.say(Done(1, 1))
     hand.publish(1, settled=c)
     hand.hear(Report, lambda report: report.state == "left")
-    assert is_over(close) and shell.driver.left.way == "done" and not shell.is_running
+    assert is_over(close) and shell.training.left.way == "done" and not shell.is_running
 
 
 def test_a_syncer_that_is_gone_holds_nobody_longer_than_the_run_says(shell, hand):
     hand.configure(learner={"leave_timeout_s": 0.2})
     start(hand, shell)
     hand.server.close()
-    assert is_over(closing(shell)) and shell.driver.left.way == "timeout"
+    assert is_over(closing(shell)) and shell.training.left.way == "timeout"
 
 
 def test_the_callers_limit_counts_against_a_syncer_that_does_not_answer(hand, shell):
@@ -79,7 +82,7 @@ def test_the_callers_limit_counts_against_a_syncer_that_does_not_answer(hand, sh
     close = closing(shell, timeout_s=0.2)
     hand.hear(Report, lambda report: report.state == "leaving")
     hand.hear(Report, lambda report: report.state == "left")
-    assert is_over(close) and shell.driver.left.way == "timeout"
+    assert is_over(close) and shell.training.left.way == "timeout"
 
 
 def test_a_refusal_ends_the_loop_and_close_does_not_wait(hand, shell):
@@ -88,7 +91,7 @@ def test_a_refusal_ends_the_loop_and_close_does_not_wait(hand, shell):
     with pytest.raises(RefusedError, match="taken over"):
         while True:
             shell.step(10)
-    assert is_over(closing(shell)) and shell.driver.left.way == "refused"
+    assert is_over(closing(shell)) and shell.training.left.way == "refused"
 
 
 def test_one_refused_at_the_door_never_starts(hand, shell):
@@ -104,7 +107,7 @@ def test_one_refused_at_the_door_never_starts(hand, shell):
 
 def test_one_that_nobody_ever_welcomed_just_goes(hand, shell):
     hand.hear(Hello)
-    assert is_over(closing(shell)) and shell.driver.left.way == "settled"
+    assert is_over(closing(shell)) and shell.training.left.way == "settled"
 
 
 def test_a_run_that_closes_before_it_is_ready_lets_it_go(hand, shell):
@@ -115,7 +118,7 @@ def test_a_run_that_closes_before_it_is_ready_lets_it_go(hand, shell):
     syncer = at_once(close_early)
     shell.start(WAIT_S)
     assert is_over(syncer) and not shell.is_running
-    assert is_over(closing(shell)) and shell.driver.left.way == "done"
+    assert is_over(closing(shell)) and shell.training.left.way == "done"
 
 
 def test_a_node_thread_that_dies_is_heard_of_and_keeps_nobody(hand, shell, monkeypatch):
@@ -124,9 +127,9 @@ def test_a_node_thread_that_dies_is_heard_of_and_keeps_nobody(hand, shell, monke
     def die(_):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(shell.driver, "take", die)
+    monkeypatch.setattr(shell.beside.loop.driver, "take", die)
     hand.say(Stop(1, 1))
     with pytest.raises(RuntimeError, match="node thread died"):
         while True:
             shell.step(10)
-    assert is_over(closing(shell)) and shell.driver.left is None
+    assert is_over(closing(shell)) and shell.training.left is None

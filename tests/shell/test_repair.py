@@ -22,6 +22,7 @@ from skerry.core.state import state_of
 from skerry.errors import FileDamaged
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32
+from skerry.node.training import ByHand
 from skerry.run import summary
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS
@@ -119,18 +120,22 @@ class Training:
     def __init__(self, port):
         layout = layout_of(Tensor(n, s, "embedding" if "emb" in n else "other") for n, s in SHAPES.items())
         self.parameters = NumpyParameters()
-        self.shell = LearnerShell("island", layout, self.parameters, "127.0.0.1", port, None)
+        self.shell = LearnerShell("island", layout, ByHand(self.parameters), "127.0.0.1", port, None)
         self.may_step, self.rests, self.end = threading.Event(), threading.Event(), threading.Event()
         self.may_step.set()
         self.steps = 0
         self.thread = threading.Thread(target=self._train)
         self.thread.start()
 
+    @property
+    def machine(self):
+        return self.shell.beside.loop.driver.node.machine
+
     def _train(self):
         self.shell.start(WAIT_S)
         while not self.end.wait(0.01):
             if not self.may_step.is_set():
-                until(lambda: self.shell.node.machine.step_count == self.steps, "the node to hear of every boundary")
+                until(lambda: self.machine.step_count == self.steps, "the node to hear of every boundary")
                 self.rests.set()
                 self.may_step.wait()
             for values in self.parameters.values.values():
@@ -144,7 +149,7 @@ class Training:
         self.rests.clear()
         self.may_step.clear()
         assert self.rests.wait(WAIT_S)
-        positions = self.shell.node.machine.positions
+        positions = self.machine.positions
 
         def is_quiet():
             versions = [at.version for at in state_in(run_dir).fragments]
@@ -195,7 +200,7 @@ def test_a_learner_that_holds_the_versions_repairs_the_run_and_it_goes_on(tmp_pa
             until(lambda: last.status["merges"] >= lost.merges + 5, "merges from the version before")
             last.signal(signal.SIGTERM)
             assert last.wait() == 0
-        assert learner.shell.node.machine.discards == [], "it was never made to give work up"
+        assert learner.machine.discards == [], "it was never made to give work up"
 
     assert restored_in(run_dir) == restored and sorted(fact.fragment for fact in restored) == [0, 1]
     for fact in restored:

@@ -14,6 +14,7 @@ from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.facts import Checkpointed, Committed, Paused, PhaseChanged
 from skerry.core.state import fold
 from skerry.errors import StoreError
+from skerry.node.training import ByHand
 from skerry.run.genesis import create_run, read_genesis
 from skerry.shell.learner import LearnerShell
 from skerry.shell.syncer import SyncerShell, write_json
@@ -66,12 +67,12 @@ class Serving:
 
 def train(port):
     """A learner that steps until the run wants no more of it, and leaves."""
-    learner = LearnerShell("island", LAYOUT, NumpyParameters(), "127.0.0.1", port, None)
+    learner = LearnerShell("island", LAYOUT, ByHand(NumpyParameters()), "127.0.0.1", port, None)
     learner.start(join_timeout_s=WAIT_S)
     while learner.step(10):
         time.sleep(0.005)  # what a step takes
     learner.close()
-    return learner.driver.left.way
+    return learner.training.left.way
 
 
 def test_it_serves_until_the_run_is_closed_and_lets_its_learner_hear_so(tmp_path):

@@ -1,8 +1,7 @@
 """PyTorch: `skerry.Learner` around a model and its optimizer.
 
 The only module that imports torch besides the built-in trainer. Parameters are the model's trainable ones, once each
-(tied weights count once), float32, on one device. A snapshot is a device-side copy taken on the training thread; its
-way to the host is waited for on the node thread.
+(tied weights count once), float32, on one device. How fragments get to and from it stands in `adapters/ways.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterator
 from numbers import Real
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, Layout, Tensor, layout_of, parts
-from skerry.node.learner import Pending
+from skerry.adapters.ways import Way, way_for
+from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
+from skerry.node.cells import Cell
 from skerry.run.genesis import METADATA
 from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import LearnerShell, join_timeout, learner_name
@@ -102,84 +100,81 @@ class Learner:
     @property
     def progress(self) -> float:
         """Share of the run's budget that is spent, for learning-rate schedules; 0 without a syncer."""
-        machine = self._shell.node.machine if self._shell else None
-        return machine.progress if machine else 0.0
+        return self._shell.training.progress if self._shell else 0.0
 
     @property
     def config(self) -> configs.Config | None:
         """The run's configuration, as the syncer gave it."""
-        return self._shell.node.config if self._shell else None
+        return self._shell.training.config if self._shell else None
 
     @property
     def index(self) -> int:
         """This learner's number in the run, by order of first joining: picks what it draws from the data."""
-        welcome = self._shell.node.welcome if self._shell else None
-        return welcome.index if welcome else 0
+        return self._shell.training.index if self._shell else 0
 
     @property
     def prior_steps(self) -> int:
         """Steps of this learner's earlier lives: where its data stream goes on."""
-        welcome = self._shell.node.welcome if self._shell else None
-        return welcome.prior_steps if welcome else 0
+        return self._shell.training.prior_steps if self._shell else 0
 
     @property
     def ramp(self) -> float:
         """Factor for the inner learning rate: rises to 1 over `join_warmup` steps after joining a run under way."""
-        return self._shell.node.ramp if self._shell else 1.0
+        return self._shell.training.ramp if self._shell else 1.0
 
 
 class TorchParameters:
-    """A model's parameters as flat fragments, and its optimizer's state."""
+    """Carries a model's parameters, as flat fragments, to and from cells; and its optimizer's state."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._named = trainable(model)
         self._optimizer = optimizer
+        self._ways: dict[torch.device, Way] = {}
 
     @torch.no_grad()
-    def read(self, fragment: Fragment) -> Pending:
-        first = self._named[fragment.slots[0].name]
-        flat = torch.zeros(fragment.size, dtype=torch.float32, device=first.device)
-        for part, at in self._parts(fragment):
-            flat[at].view(part.shape).copy_(part)
-        if flat.device.type != "cuda":
-            return flat.cpu().numpy  # already there, or waited for: other devices have no event to wait for later
-        host = torch.empty(fragment.size, dtype=torch.float32, pin_memory=True)
-        host.copy_(flat, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-
-        def values() -> F32:
-            copied.synchronize()
-            return host.numpy()
-
-        return values
+    def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        way = self._way(fragment)
+        flat = way.room(cell, fragment.size)
+        flat.zero_()  # what lies between tensors too
+        parts, views = self._parts(fragment, flat)
+        torch._foreach_copy_(views, parts)
+        way.up(cell, fragment.size, mark)
 
     @torch.no_grad()
-    def add(self, fragment: Fragment, increment: F32) -> None:
-        flat = torch.from_numpy(increment)
-        for part, at in self._parts(fragment):
-            part.add_(flat[at].view(part.shape).to(part.device, non_blocking=True))
+    def add(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        way = self._way(fragment)
+        parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
+        torch._foreach_add_(parts, views)
+        way.done(cell, mark)
 
     @torch.no_grad()
-    def write(self, fragment: Fragment, values: F32) -> None:
-        flat = torch.from_numpy(np.array(values))  # a base is shared and read-only; torch wants its own
-        for part, at in self._parts(fragment):
-            part.copy_(flat[at].view(part.shape), non_blocking=True)
+    def write(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        way = self._way(fragment)
+        parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
+        torch._foreach_copy_(parts, views)
+        way.done(cell, mark)
 
     @torch.no_grad()
-    def blend(self, fragment: Fragment, towards: F32, alpha: float) -> None:
-        flat = torch.from_numpy(np.array(towards))
-        for part, at in self._parts(fragment):
-            part.lerp_(flat[at].view(part.shape).to(part.device, non_blocking=True), 1 - alpha)
+    def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None:
+        way = self._way(fragment)
+        parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
+        torch._foreach_lerp_(parts, views, 1 - alpha)
+        way.done(cell, mark)
 
     def reset_optimizer(self) -> None:
         if self._optimizer is not None:
             self._optimizer.state.clear()
 
-    def _parts(self, fragment: Fragment) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Views of what the fragment holds of the parameters, each with its place in the flat fragment."""
-        for slot in fragment.slots:
-            yield from parts(slot, self._named[slot.name])
+    def _way(self, fragment: Fragment) -> Way:
+        device = self._named[fragment.slots[0].name].device
+        if device not in self._ways:
+            self._ways[device] = way_for(device)
+        return self._ways[device]
+
+    def _parts(self, fragment: Fragment, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of what the fragment holds of the parameters, and of their places in the flat fragment."""
+        pairs = [pair for slot in fragment.slots for pair in parts(slot, self._named[slot.name])]
+        return [part for part, _ in pairs], [flat[at].view(part.shape) for part, at in pairs]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

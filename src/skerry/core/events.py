@@ -187,8 +187,7 @@ class Boundary(Struct, frozen=True):
     steps: int
     tokens: int
     step_s: float
-    snapshots: tuple[Taken, ...]
-    fast_forwarded: bool
+    snapshots: tuple[Taken, ...] = ()
     loss: float = 0.0
     overwritten: tuple[int, ...] = ()  # fragments that were set to a version, whatever they held
 
@@ -292,7 +291,10 @@ class Adopt(Struct, frozen=True):
 
 
 class FastForward(Struct, frozen=True):
-    """At the next boundary adopt the published state everywhere, drop drift and outstanding contributions."""
+    """Set every fragment to its newest version, drop drift and outstanding contributions.
+
+    It has ended when a boundary has said of each that it was overwritten; the optimizer is reset with the last.
+    """
 
     reason: GivenUp
     detail: str  # the parameter, the refusal, how far behind

@@ -132,7 +132,7 @@ class LearnerMachine:
         self._loss = 0.0
         self._round_steps = 0
         self._lossless = False
-        self._fast_forwarding = False
+        self._forwarding: set[int] = set()  # fragments that a fast-forward has yet to overwrite
         self._is_to_forget = False  # all of its drift, once no fragment stands on what was rolled back
         self._has_news = False
         self._done_at: float | None = None
@@ -236,11 +236,8 @@ class LearnerMachine:
             # the first step includes whatever the loop did before it, so it says nothing about a pause
             if self.step_count > 1:
                 self._step_gap_s_max = max(self._step_gap_s_max, event.step_s)
-        if event.fast_forwarded:
-            self._fast_forwarding = False
-            for position in self.positions:
-                position.mark_step, position.mark_tokens = self.step_count, self.tokens
         for p in event.overwritten:
+            self._forwarding.discard(p)
             self._overwritten(self.positions[p])
         for taken in event.snapshots:
             self.positions[taken.fragment].snapshot_at = None
@@ -279,9 +276,12 @@ class LearnerMachine:
         self._do(position.outstanding)
 
     def _fast_forward(self, reason: GivenUp, detail: str = "", reset_optimizer: bool = False) -> None:
-        """Give the drift up, everywhere at once; the marks move at the boundary where it happens."""
+        """Give the drift up, everywhere; each mark moves at the boundary where its fragment is overwritten.
+
+        Until all are, nothing is contributed: a model of which half is given up is nobody's.
+        """
         self.discards.append(reason)
-        self._fast_forwarding = True
+        self._forwarding = {p for p, position in enumerate(self.positions) if position.base_version > FULL}
         for position in self.positions:
             position.outstanding = None
         self._do(FastForward(reason, detail, reset_optimizer))
@@ -289,11 +289,11 @@ class LearnerMachine:
     @property
     def _is_giving_up(self) -> bool:
         """Whatever its drift is, it is of no use."""
-        return self._fast_forwarding or self._is_to_forget
+        return bool(self._forwarding) or self._is_to_forget
 
     def _forget(self) -> None:
         """After a rollback, once; a fast-forward under way may have come too early for the last version, so it ends."""
-        is_ready = not self._fast_forwarding and not any(position.is_rolled_back for position in self.positions)
+        is_ready = not self._forwarding and not any(position.is_rolled_back for position in self.positions)
         if self._is_to_forget and is_ready:
             self._is_to_forget = False
             self._fast_forward("rolled back", reset_optimizer=True)
@@ -389,7 +389,7 @@ class LearnerMachine:
         behind = message.version - position.base_version
         is_stale = behind > self.config.sync.stale_versions_max
         if self._is_giving_up:
-            pass  # all of it is given up at the next boundary
+            pass  # all of it is given up
         elif is_stale and position.base_version > FULL:
             self._fast_forward("stale", f"{behind} versions behind")
             settled = False

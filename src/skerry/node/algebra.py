@@ -76,8 +76,8 @@ class Algebra(Protocol):
     def whole(self, theta: Array) -> Payload: ...
 
     # the learner's
-    def encode(self, codec: str, values: Array) -> tuple[Payload, Array]: ...
-    def decode(self, payload: Payload) -> Array: ...
+    def encode(self, codec: str, values: Array) -> Payload: ...
+    def decode(self, codec: str, payload: Payload) -> Array: ...
     def adopt(self, codec: str, payload: Payload, base: Array) -> Array: ...
     def first_spoiled(self, values: Array, fragment: Fragment) -> str: ...
 
@@ -145,13 +145,12 @@ class Float32:
         whole: memoryview = theta.data.cast("B")
         return whole
 
-    def encode(self, codec: str, values: Array) -> tuple[memoryview, Array]:
-        """The payload, and the values it says."""
-        decoded = np.empty_like(values)
-        return codecs.encode(codec, values, decoded).data, decoded
+    def encode(self, codec: str, values: Array) -> memoryview:
+        return codecs.encode(codec, values).data
 
-    def decode(self, payload: Payload) -> Array:
-        return codecs.decode("fp32", np.frombuffer(payload, np.uint8))
+    def decode(self, codec: str, payload: Payload) -> Array:
+        """The values that a payload says."""
+        return codecs.decode(codec, np.frombuffer(payload, np.uint8))
 
     def adopt(self, codec: str, payload: Payload, base: Array) -> Array:
         return outer.adopt(codec, np.frombuffer(payload, np.uint8), base)

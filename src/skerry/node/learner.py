@@ -1,21 +1,23 @@
-"""The learner's node: bases, drift, outstanding contributions, and the step boundary.
+"""The node half of a learner: its machine, bases, residuals, outstanding contributions and codecs.
 
-Two threads meet here, at one lock. The *node thread* runs the machine, encodes, decodes and prepares adoptions. The
-*training thread* only passes boundaries: it adds prepared increments to the live parameters, takes snapshots, and goes
-on; it never waits for the network, and the lock is held for a few assignments at a time.
+It runs beside the training loop, in a process or a thread of its own, and shares nothing with it: what the loop did
+comes as records, in order, and what it is to do leaves as records (`node/mailbox.py`).
 
     drift = θ − Θ_b            rebase:    θ ← θ + (Θ_new − Θ_b) − (what a settled contribution takes out)
                                overwrite: θ ← Θ_new
                                blend:     rebase, then θ ← t + α (θ − t), t = Θ_new + (what is outstanding)
+
+What it holds of a fragment: the newest base, the residual, and of an outstanding contribution its bytes and its drift.
+The base that θ stands on is kept beside the newest until the training half has confirmed the change between them. What
+the codec could not say is worked out again when a contribution is settled, and has the same bits.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from skerry import config as configs
@@ -34,12 +36,12 @@ from skerry.core.events import (
     SayHello,
     SendReport,
     Snapshot,
-    Spare,
     Spoiled,
     Taken,
     Told,
     Unusable,
 )
+from skerry.core.events import Spare as SpareOrder
 from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import (
     FULL,
@@ -55,21 +57,25 @@ from skerry.core.messages import (
     Welcome,
 )
 from skerry.node.algebra import FLOAT32, Algebra, Array, Payload
+from skerry.node.cells import Cells, Lay, count_for
+from skerry.node.mailbox import (
+    NO_CELL,
+    Begun,
+    Change,
+    Closed,
+    Freed,
+    Left,
+    Mailbox,
+    News,
+    Passed,
+    Record,
+    Spare,
+    Took,
+    Want,
+)
 from skerry.node.observers import UNWATCHED, LearnerObserver
 
 log = logging.getLogger("skerry.learner")
-
-Pending = Callable[[], Array]  # a snapshot under way: call it, off the training thread, for the values
-
-
-class Parameters(Protocol):
-    """The live parameters, a fragment as one flat array; called on the training thread at a boundary."""
-
-    def read(self, fragment: Fragment) -> Pending: ...
-    def add(self, fragment: Fragment, increment: Array) -> None: ...
-    def write(self, fragment: Fragment, values: Array) -> None: ...
-    def blend(self, fragment: Fragment, towards: Array, alpha: float) -> None: ...  # θ ← towards + alpha (θ − towards)
-    def reset_optimizer(self) -> None: ...
 
 
 class Link(Protocol):
@@ -84,78 +90,64 @@ class Link(Protocol):
 
 
 @dataclass
-class Adoption:
-    """What the next boundary does to one fragment: add the increment, or write the base where there is none."""
-
-    version: int
-    base: Array
-    increment: Array | None
-    towards: Array | None = None  # of a blend
-
-
-@dataclass
-class Work:
-    """Everything that waits for the next boundary."""
-
-    adoptions: dict[int, Adoption] = field(default_factory=dict)
-    snapshots: dict[int, int] = field(
-        default_factory=dict
-    )  # fragment -> the step at whose boundary, or after, it is due
-    fast_forward: bool = False
-    reset_optimizer: bool = False
-
-
-@dataclass
 class Outstanding:
-    """A contribution of unknown fate: its bytes, what leaves θ and what stays as residual once it is settled."""
+    """A contribution of unknown fate: its bytes, and the drift it says (None: θ keeps what they do not say)."""
 
     contribution: Contribution
     payload: Payload
-    take_out: Array
-    residual: Array | None
+    drift: Array | None
     sending: bool = False
 
 
-@dataclass
-class Applied:
-    """The base the live parameters stand on, as the training thread knows it."""
-
+class Version(NamedTuple):
     version: int
     base: Array
 
 
-class Taking(NamedTuple):
-    """A snapshot of a fragment under way, and the base it was taken on."""
+@dataclass
+class Due:
+    """How a fragment gets from the version that θ stands on to the newest; not sent yet."""
 
-    base: Array
-    values: Pending
+    taken: Array | None = None  # what settled contributions take out
+    is_write: bool = False  # whatever it holds is given up
+    settles: bool = False  # there is something to take out, or there would be if it were not given up
+
+
+class Sent(NamedTuple):
+    """A change of which the training half has not yet said what became of it."""
+
+    change: Change
+    to: Version
+    taken: Array | None  # of a blend, which may be returned
+    forwards: bool  # it is the fragment's part of a fast-forward
 
 
 class Brought(NamedTuple):
     """The arrays that came with an event: the machine decides without them, its orders are carried out on them."""
 
     payload: Payload | None = None  # of a publication
-    snapshots: Mapping[int, Taking] = {}  # by fragment, of a boundary
+    snapshots: Mapping[int, Array] = {}  # by fragment, of a boundary: the drift
 
 
 NOTHING = Brought()
 
 
 class LearnerNode:
-    """One learner process: its machine, its arrays, and the mailbox between its two threads."""
+    """One learner process beside its training loop."""
 
     def __init__(
         self,
         name: str,
         layout: Layout,
-        parameters: Parameters,
         link: Link,
         process: str,
         clock: Callable[[], float],
+        mailbox: Mailbox,
+        lay: Lay,
         algebra: Algebra = FLOAT32,
         observer: LearnerObserver = UNWATCHED,
     ) -> None:
-        self.name, self.layout, self.parameters, self.link = name, layout, parameters, link
+        self.name, self.layout, self.link = name, layout, link
         self.process, self.clock, self.algebra, self.observer = process, clock, algebra, observer
         self.machine: LearnerMachine | None = None
         self.config: configs.Config | None = None
@@ -163,93 +155,29 @@ class LearnerNode:
         self.welcome: Welcome | None = None
         self.fragments: tuple[Fragment, ...] = ()
         self.left: Leave | None = None  # set once nothing is left to do for this process
-        self.bases: list[Array | None] = []
+        self.bases: list[Array | None] = []  # the newest
         self.residuals: list[Array | None] = []
         self.outstanding: dict[int, Outstanding] = {}
-        self.applied: dict[int, Applied] = {}  # by fragment; training thread only
-        self.work = Work()  # under the lock
-        self._lock = threading.Lock()
-        self._unread: set[int] = set()  # fragments with a snapshot that is no contribution yet; under the lock
-        self._mailbox: deque[tuple[Boundary | Closing, Brought]] = deque()  # what the training thread did, in order
+        self.stands: dict[int, Version] = {}  # fragment -> what θ stands on, as of the last boundary that is known
+        self.due: dict[int, Due] = {}  # by fragment, the longest due first
+        self.under_way: dict[int, Sent] = {}  # by fragment
+        self._mailbox, self._lay = mailbox, lay
+        self._news = News()
+        self._unheard: deque[Record] = deque()  # what the training half did, in order
+        self._cells = Cells((), ())
+        self._free: list[int] = []  # cells for changes
+        self._returning: list[tuple[int, int]] = []  # such cells, and the mark that says that each is free
+        self._wanted: dict[int, Want] = {}  # by fragment, the snapshot that is ordered,
+        self._unsaid: dict[int, Want] = {}  # and those of them that are not sent yet
+        self._orders = self._changes = 0
+        self._seen: list[int] = []  # by fragment, how many snapshots have come
+        self._forwarding: set[int] = set()  # fragments of a fast-forward that are not known to be written,
+        self._unsent: set[int] = set()  # and of those the ones of which no change is sent
+        self._resets_optimizer = False
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
         self._labour = Labour()
-        self._step_count = 0  # training thread only: the machine hears of a step a little later
 
-    # ------------------------------------------------------------------------------------------ training thread
-
-    def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
-        """Pass a step boundary: adopt what is prepared, take the snapshots that are due, go on."""
-        self._step_count += steps
-        work = self._take_work()
-        for p, adoption in work.adoptions.items():
-            self._apply(self.fragments[p], adoption)
-        if work.fast_forward:
-            for p, applied in self.applied.items():
-                self.parameters.write(self.fragments[p], applied.base)
-        if work.reset_optimizer:
-            self.parameters.reset_optimizer()
-        taken, snapshots = [], {}
-        for p in sorted(work.snapshots):
-            applied = self.applied[p]
-            taken.append(Taken(p, applied.version))
-            snapshots[p] = Taking(applied.base, self.parameters.read(self.fragments[p]))
-        overwritten = tuple(p for p, adoption in work.adoptions.items() if adoption.increment is None)
-        passed = Boundary(steps, tokens, step_s, tuple(taken), work.fast_forward, loss, overwritten)
-        self._mailbox.append((passed, Brought(snapshots=snapshots)))
-
-    def close(self, limit_s: float | None = None) -> None:
-        """No further step is taken: hand over what is left, which `left` will say the end of."""
-        self._mailbox.append((Closing(limit_s), NOTHING))
-
-    def _take_work(self) -> Work:
-        """All that is due, but no blend of a fragment whose last snapshot is still being encoded.
-
-        What of the drift is outstanding, and so must stay whole, is known only after that.
-        """
-        with self._lock:
-            work, self.work = self.work, Work()
-            for p in [p for p, step in work.snapshots.items() if step > self._step_count]:
-                self.work.snapshots[p] = work.snapshots.pop(p)
-            if not work.fast_forward:
-                for p in self._unread & work.adoptions.keys():
-                    if work.adoptions[p].towards is not None:
-                        self.work.adoptions[p] = work.adoptions.pop(p)
-            self._unread |= work.snapshots.keys()
-        return work
-
-    def _apply(self, fragment: Fragment, adoption: Adoption) -> None:
-        if adoption.increment is None:
-            self.parameters.write(fragment, adoption.base)
-        else:
-            self.parameters.add(fragment, adoption.increment)
-            if adoption.towards is not None:
-                self.parameters.blend(fragment, adoption.towards, self.settings.adopt_alpha)
-        self.applied[fragment.index] = Applied(adoption.version, adoption.base)
-
-    @property
-    def is_adopted(self) -> bool:
-        """Every fragment's base is in the live parameters: the first step may be taken."""
-        return bool(self.fragments) and len(self.applied) == len(self.fragments)
-
-    @property
-    def ramp(self) -> float:
-        """Factor for the inner rate: rises to 1 over `join_warmup` steps after joining a run under way."""
-        if self.machine is None or self.config is None or self.welcome is None:
-            return 1.0
-        warmup = self.config.learner.join_warmup
-        if self.welcome.progress == 0 or not warmup:
-            return 1.0
-        return min(1.0, (self.machine.step_count + 1) / warmup)
-
-    @property
-    def has_work(self) -> bool:
-        """Something is to be done at the next boundary, whether or not it ends a step."""
-        with self._lock:
-            work = self.work
-            is_due = any(step <= self._step_count for step in work.snapshots.values())
-            return bool(work.adoptions or is_due or work.fast_forward)
-
-    # ------------------------------------------------------------------------------------------ node thread
+    # ------------------------------------------------------------------------------------------ the syncer's messages
 
     def hello(self, life: int) -> Hello:
         layout = encode_layout(self.layout)
@@ -272,7 +200,7 @@ class LearnerNode:
         if isinstance(message, Welcome):
             self._begin(message)
         elif isinstance(message, Refused):
-            self.left = Leave("refused", message)
+            self._leave(Leave("refused", message))
 
     def _begin(self, welcome: Welcome) -> None:
         """The first welcome brings the run's configuration, and with it the fragments."""
@@ -282,8 +210,16 @@ class LearnerNode:
         self.machine = LearnerMachine(self.name, self.config, len(fragments))
         self.bases = [None] * len(fragments)
         self.residuals = [None] * len(fragments)
+        self._seen = [0] * len(fragments)
         self.fragments = fragments
         self.welcome = welcome
+        size = max(fragment.size for fragment in fragments)
+        count = count_for(len(fragments), size)
+        self._cells = self._lay(size, count, 2 * count if self.settings.adopt == "blend" else count)
+        self._free = list(range(len(self._cells.down)))
+        cells = (size, len(self._cells.up), len(self._cells.down))
+        run = (welcome.config, welcome.fragments, welcome.index, welcome.prior_steps, welcome.progress)
+        self._mailbox.send(Begun(*run, *cells))
 
     def _lend(self, message: Lend) -> None:
         """A syncer repairs its files: give it the base if it is the version it lost, else it asks somebody else."""
@@ -295,36 +231,8 @@ class LearnerNode:
             lent = Lent(self.name, p, message.version, self.algebra.digest(base))
             self.link.send(lent, self.algebra.whole(base))
 
-    def handle(self, event: LearnerEvent, brought: Brought = NOTHING) -> None:
-        """One event, and everything that follows from it."""
-        assert self.machine is not None
-        self.observer.event_came(event)
-        events = deque([event])
-        while events:
-            for action in self.machine.step(events.popleft(), self.clock()):
-                if (outcome := self._perform(action, brought)) is not None:
-                    events.append(outcome)
-
-    def catch_up(self) -> None:
-        """Tell the machine what the training thread did since the last time."""
-        while self._mailbox:
-            event, brought = self._mailbox.popleft()
-            if self.machine is not None:
-                self.handle(event, brought)
-                self._read(brought.snapshots)
-            elif isinstance(event, Closing) and self.left is None:
-                self.left = Leave("settled")  # nobody ever welcomed it: there is nothing to hand over
-
-    def _read(self, fragments: Iterable[int]) -> None:
-        """The machine knows of these snapshots now; the next one is due when it says."""
-        assert self.machine is not None
-        with self._lock:
-            for p in fragments:
-                self._unread.discard(p)
-                if (step := self.machine.positions[p].snapshot_at) is not None:
-                    self.work.snapshots[p] = step
-
     def sent(self, fragment: int, seq: int) -> None:
+        """A contribution has left."""
         out = self.outstanding.get(fragment)
         if out is not None and out.contribution.seq == seq:
             out.sending = False
@@ -334,6 +242,161 @@ class LearnerNode:
         for out in self.outstanding.values():
             out.sending = False
 
+    # ------------------------------------------------------------------------------------------ the training half
+
+    def catch_up(self) -> None:
+        """Tell the machine what the training half did since the last time, as far as it has come."""
+        self._unheard += self._mailbox.receive()
+        while self._unheard and self._is_here(self._unheard[0]):
+            record = self._unheard.popleft()
+            match record:
+                case Passed() if self.machine is not None:
+                    self._passed(record)
+                case Closed() if self.machine is not None:
+                    self.handle(Closing(record.limit_s))
+                case Closed() if self.left is None:
+                    self._leave(Leave("settled"))  # nobody ever welcomed it: there is nothing to hand over
+        self._send_changes()
+
+    @property
+    def is_waiting(self) -> bool:
+        """A device is yet to copy something: look again soon."""
+        return bool(self._unheard or self._returning)
+
+    def tell_news(self, trouble: str = "") -> None:
+        """Let the training half know how things stand, if that is not what it knows."""
+        machine = self.machine
+        if machine is None:
+            news = News(trouble=trouble)
+        else:
+            news = News(machine.progress, machine.linked, machine.is_stop_asked, machine.is_done, trouble)
+        if news != self._news:
+            self._news = news
+            self._mailbox.send(news)
+
+    def _is_here(self, record: Record) -> bool:
+        """Its snapshots have been copied; what comes behind it waits for them too."""
+        taken = record.taken if isinstance(record, Passed) else ()
+        return all(self._cells.up[took.cell].is_marked(took.mark) for took in taken)
+
+    def _passed(self, record: Passed) -> None:
+        numbers = {sent.change.number: p for p, sent in self.under_way.items()}
+        overwritten = tuple(p for number in record.applied if self._applied(p := numbers[number]))
+        for number in record.returned:
+            self._returned(numbers[number])
+        wanted = [took for took in record.taken if self._is_wanted(took)]
+        snapshots = {took.fragment: self._drift(took) for took in wanted}
+        for took in record.taken:
+            self._mailbox.send(Freed(took.cell))
+        taken = tuple(Taken(took.fragment, took.version) for took in wanted)
+        boundary = Boundary(record.steps, record.tokens, record.step_s, taken, record.loss, overwritten)
+        self.handle(boundary, Brought(snapshots=snapshots))
+
+    def _applied(self, p: int) -> bool:
+        """θ stands on the version that was sent; whether that has overwritten it for good.
+
+        One that was on its way when a fast-forward was decided has not: the fragment will be written once more.
+        """
+        sent = self._back(p)
+        self.stands[p] = sent.to
+        if sent.forwards:
+            self._forwarding.discard(p)
+        return sent.change.is_write and p not in self._forwarding
+
+    def _returned(self, p: int) -> None:
+        """A blend that did not know of a snapshot: it is due again, with what has become due since."""
+        sent, later = self._back(p), self.due.pop(p, Due())
+        self.due[p] = Due(_sum(sent.taken, later.taken), later.is_write, later.settles or sent.taken is not None)
+
+    def _back(self, p: int) -> Sent:
+        """A change is done with; its cells are free as soon as they are marked."""
+        sent = self.under_way.pop(p)
+        change = sent.change
+        self._returning += [(cell, change.number) for cell in (change.cell, change.towards) if cell != NO_CELL]
+        return sent
+
+    def _is_wanted(self, took: Took) -> bool:
+        """By the newest order, and what is settled is not in it any more, as it is where a blend was returned."""
+        p = took.fragment
+        self._seen[p] += 1
+        want = self._wanted.get(p)
+        if want is None or want.order != took.order:
+            return False
+        if self._settles(p):
+            self._unsaid[p] = want
+            return False
+        del self._wanted[p]
+        return True
+
+    def _settles(self, p: int) -> bool:
+        """θ still has in it what the machine knows to be settled."""
+        return p in self.due and self.due[p].settles
+
+    def _drift(self, took: Took) -> Array:
+        on = self.stands[took.fragment]
+        assert on.version == took.version, (took, on.version)
+        return self._cells.up[took.cell].load(self.fragments[took.fragment].size) - on.base
+
+    def _send_changes(self) -> None:
+        """What is due, as far as there are cells for it; one change of a fragment at a time."""
+        self._reclaim()
+        for p in [p for p in self.due if p not in self.under_way]:
+            cells_needed = 2 if self._blends(self.due[p]) else 1
+            if len(self._free) < cells_needed:
+                break
+            self._send_change(p, self.due.pop(p))
+        for p in [p for p in self._unsaid if not self._settles(p)]:
+            self._mailbox.send(self._unsaid.pop(p))
+
+    def _reclaim(self) -> None:
+        there = [(cell, mark) for cell, mark in self._returning if self._cells.down[cell].is_marked(mark)]
+        for pair in there:
+            self._returning.remove(pair)
+            self._free.append(pair[0])
+
+    def _blends(self, due: Due) -> bool:
+        return self.settings.adopt == "blend" and not due.is_write
+
+    def _send_change(self, p: int, due: Due) -> None:
+        assert self.machine is not None
+        to = Version(self.machine.positions[p].base_version, self.bases[p])
+        cell, towards = self._free.pop(), NO_CELL
+        less = () if due.is_write else (self.stands[p].base, *(() if due.taken is None else (due.taken,)))
+        self._cells.down[cell].store(to.base, *less)
+        if self._blends(due):
+            towards = self._free.pop()
+            self._cells.down[towards].store(self._towards(p, to.base))
+        self._changes += 1
+        change = Change(self._changes, p, to.version, cell, due.is_write, towards, self._seen[p], *self._forward(p))
+        kept = None if towards == NO_CELL else due.taken
+        self.under_way[p] = Sent(change, to, kept, p in self._forwarding)
+        self._mailbox.send(change)
+
+    def _forward(self, p: int) -> tuple[int, bool]:
+        """How many fragments of a fast-forward follow this one, and whether the optimizer is reset with it."""
+        if p not in self._unsent:
+            return len(self._unsent), False
+        self._unsent.discard(p)
+        return len(self._unsent), self._resets_optimizer and not self._unsent
+
+    def _towards(self, p: int, base: Array) -> Array:
+        """Where a blend pulls θ: to the new base, and what is outstanding stays whole on top of it."""
+        out = self.outstanding.get(p)
+        return base if out is None else base + self._take_out(out)
+
+    # ------------------------------------------------------------------------------------------ the machine
+
+    def handle(self, event: LearnerEvent, brought: Brought = NOTHING) -> None:
+        """One event, and everything that follows from it."""
+        assert self.machine is not None
+        self.observer.event_came(event)
+        events = deque([event])
+        while events:
+            for action in self.machine.step(events.popleft(), self.clock()):
+                if (outcome := self._perform(action, brought)) is not None:
+                    events.append(outcome)
+        self._send_changes()
+
     def _perform(self, action: LearnerAction, brought: Brought) -> LearnerEvent | None:
         match action:
             case SayHello():
@@ -341,12 +404,11 @@ class LearnerNode:
             case SendReport():
                 self._report()
             case Snapshot():
-                with self._lock:
-                    if action.fragment not in self._unread:  # else the machine does not know yet that one was taken
-                        self.work.snapshots[action.fragment] = action.step
-            case Spare():
-                with self._lock:
-                    self.work.snapshots.pop(action.fragment, None)
+                self._want(action)
+            case SpareOrder():
+                del self._wanted[action.fragment]
+                self._unsaid.pop(action.fragment, None)
+                self._mailbox.send(Spare(action.fragment))
             case Contribute():
                 began = self.clock()
                 outcome = self._contribute(action, brought.snapshots[action.fragment])
@@ -363,8 +425,17 @@ class LearnerNode:
             case FastForward():
                 self._fast_forward(action)
             case Leave():
-                self.left = action
+                self._leave(action)
         return None
+
+    def _want(self, action: Snapshot) -> None:
+        self._orders += 1
+        p = action.fragment
+        self._wanted[p] = self._unsaid[p] = Want(p, action.step, self._orders)
+
+    def _leave(self, leave: Leave) -> None:
+        self.left = leave
+        self._mailbox.send(Left(leave))
 
     def _report(self) -> None:
         assert self.machine is not None
@@ -379,26 +450,22 @@ class LearnerNode:
         done = self._labour
         self._labour = done._replace(adopted=done.adopted + self.fragments[p].size, adopt_s=done.adopt_s + took_s)
 
-    def _contribute(self, order: Contribute, snapshot: Taking) -> LearnerEvent | None:
+    def _contribute(self, order: Contribute, drift: Array) -> LearnerEvent | None:
         """Encode u = drift + residual and send it; keep what settling it will take out of θ."""
         p = order.fragment
-        drift = snapshot.values() - snapshot.base
-        residual = self.residuals[p]
-        u = drift if residual is None else drift + residual
+        u = self._said_and_unsaid(p, drift)
         if spoiled := self.algebra.first_spoiled(u, self.fragments[p]):
             return Spoiled(p, spoiled)
-        payload, decoded = self.algebra.encode(order.codec, u)
-        if self.settings.residual == "buffer":
-            take_out, left = drift, u - decoded
-        else:
-            take_out, left = decoded, None
-        out = self.outstanding[p] = Outstanding(self._signed(order, payload), payload, take_out, left)
-        with self._lock:  # a version that came in after the snapshot did not know of this
-            if (waiting := self.work.adoptions.get(p)) is not None:
-                waiting.towards = self._towards(p, waiting.base)
+        payload = self.algebra.encode(order.codec, u)
+        kept = drift if self.settings.residual == "buffer" else None
+        out = self.outstanding[p] = Outstanding(self._signed(order, payload), payload, kept)
         self.observer.contributed(out)
         self._send(out)
         return None
+
+    def _said_and_unsaid(self, p: int, drift: Array) -> Array:
+        residual = self.residuals[p]
+        return drift if residual is None else drift + residual
 
     def _signed(self, order: Contribute, payload: Payload) -> Contribution:
         return Contribution(
@@ -422,48 +489,45 @@ class LearnerNode:
             self.link.send(c, out.payload, (c.fragment, c.seq))
 
     def _adopt(self, publication: Publication, payload: Payload, take_out: int) -> LearnerEvent:
-        """Decode the new base, check its digest, and leave one add for the boundary."""
+        """Decode the new base and check its digest; the way to it is due."""
         p, old = publication.fragment, self.bases[publication.fragment]
         base = self._decode(publication, payload, old)
         if base is None or not self._is_right(base, publication):
             log.warning("fragment %d version %d did not arrive whole: asking for all of it", p, publication.version)
             return Unusable(p)
         taken = self._settle(p, take_out) if take_out else None
-        increment = towards = None
-        if old is not None and self.settings.adopt != "overwrite":
-            increment, towards = base - old, self._towards(p, base)
-            if taken is not None:
-                increment -= taken
-        with self._lock:
-            waiting = self.work.adoptions.get(p)
-            if waiting is not None and increment is not None:
-                increment = None if waiting.increment is None else waiting.increment + increment
-            self.work.adoptions[p] = Adoption(publication.version, base, increment, towards)
+        before = self.due.get(p, Due())
+        is_write = before.is_write or old is None or self.settings.adopt == "overwrite"
+        settles = before.settles or bool(take_out)
+        self.due[p] = Due(None if is_write else _sum(before.taken, taken), is_write, settles)
         self.bases[p] = base
         return Prepared(p, publication.version, take_out)
 
     def _decode(self, publication: Publication, payload: Payload, old: Array | None) -> Array | None:
         if publication.base_version == FULL:
-            return self.algebra.decode(payload)
+            return self.algebra.decode("fp32", payload)
         return None if old is None else self.algebra.adopt(publication.codec, payload, old)
 
     def _is_right(self, base: Array, publication: Publication) -> bool:
         is_whole = self.algebra.digest(base) == publication.digest
         return is_whole and not self.algebra.first_spoiled(base, self.fragments[publication.fragment])
 
-    def _towards(self, p: int, base: Array) -> Array | None:
-        """Where a blend pulls θ: to the new base, and what is outstanding stays whole on top of it."""
-        if self.settings.adopt != "blend":
-            return None
-        out = self.outstanding.get(p)
-        return base if out is None else base + out.take_out
-
     def _settle(self, p: int, seq: int) -> Array:
+        """What a contribution takes out of θ, now that a version has it; what it could not say is the residual."""
         out = self.outstanding.pop(p)
         assert out.contribution.seq == seq, (out.contribution, seq)
-        self.residuals[p] = None if self.settings.adopt == "overwrite" else out.residual
+        if self.settings.adopt == "overwrite":
+            self.residuals[p] = None
+        elif out.drift is not None:
+            self.residuals[p] = self._said_and_unsaid(p, out.drift) - self._said(out)
         self.observer.settled(p, seq)
-        return out.take_out
+        return self._take_out(out)
+
+    def _take_out(self, out: Outstanding) -> Array:
+        return self._said(out) if out.drift is None else out.drift
+
+    def _said(self, out: Outstanding) -> Array:
+        return self.algebra.decode(out.contribution.codec, out.payload)
 
     def _fast_forward(self, action: FastForward) -> None:
         detail = f" ({action.detail})" if action.detail else ""
@@ -471,6 +535,11 @@ class LearnerNode:
         self.observer.fast_forwarded(action.reason)
         self.outstanding.clear()
         self.residuals = [None] * len(self.fragments)
-        with self._lock:
-            self.work.fast_forward = True
-            self.work.reset_optimizer |= action.reset_optimizer
+        self._forwarding = {p for p, base in enumerate(self.bases) if base is not None}
+        self._unsent = set(self._forwarding)
+        self._resets_optimizer = action.reset_optimizer
+        self.due = {p: Due(is_write=True) for p in sorted(self._forwarding)}
+
+
+def _sum(a: Array | None, b: Array | None) -> Array | None:
+    return b if a is None else a if b is None else a + b

@@ -4,9 +4,11 @@ Learner, host memory, float32 arrays (`node/learner.py`):
 
     bases        4 N               the version every fragment stands on
     residuals    4 N               what quantisation left; none with learner.residual = "theta" or adopt = "overwrite"
-    outstanding  n (8 f + up)      n contributions on their way: their bytes, what settling takes out (4) and leaves (4;
-                                   not with "theta"). n is the rounds that may be open; at worst every fragment
-    working      16 f + b (8 f + down)   encoding one (snapshot, drift, sum, decoded); b versions being adopted at once
+    outstanding  n (4 f + up)      n contributions on their way: their bytes, and what settling takes out (4; not with
+                                   "theta"). n is the rounds that may be open; at worst every fragment
+    cells        8 c f             what is on its way to and from the loop (`node/cells.py`); 12 c f with "blend"
+    working      8 f + b (8 f + down)   encoding one (drift, sum); b versions being adopted at once, each new and as it
+                                   was before the loop has taken it in
 
 Learner, device: 16 N, float32 parameters, gradients and two Adam moments, and b f · 4 of snapshots. Activations are not
 in it, nor is the master copy that a framework of mixed precision may keep.
@@ -35,6 +37,7 @@ from skerry.algo.codecs import payload_bytes
 from skerry.config import Config
 from skerry.core.facts import Committed, Decision, Entry, Part, Result, Row, Sample, Sampled, Seen, Took
 from skerry.core.samples import SAMPLE_S
+from skerry.node.cells import count_for
 from skerry.run import room
 
 GROUP_BYTES = 100  # what the tape puts around a commit of one record
@@ -45,13 +48,14 @@ def learner_memory(config: Config, sizes: Sequence[int], rounds: int, burst: int
     total, largest = sum(sizes), max(sizes)
     has_residual = config.learner.residual == "buffer"
     keeps_residual = has_residual and config.learner.adopt != "overwrite"
-    per_element = 8 if has_residual else 4
+    per_element = 4 if has_residual else 0
     up, down = (payload_bytes(codec, largest) for codec in (config.wire.codec_up, config.wire.codec_down))
     parts = {
         "bases": 4 * total,
         "residuals": 4 * total if keeps_residual else 0,
         "outstanding": min(rounds, len(sizes)) * (per_element * largest + up),
-        "working": 16 * largest + burst * (8 * largest + down),
+        "cells": 4 * largest * count_for(len(sizes), largest) * (3 if config.learner.adopt == "blend" else 2),
+        "working": 8 * largest + burst * (8 * largest + down),
     }
     every = per_element * total + sum(payload_bytes(config.wire.codec_up, size) for size in sizes)
     return _summed(parts, max(every, parts["outstanding"]) - parts["outstanding"])

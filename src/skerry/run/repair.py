@@ -310,7 +310,7 @@ def can_be_lent(damage: Damage) -> bool:
 
 def take_copy(store: Store, damage: Damage, learner: str, payload: memoryview) -> Restored | None:
     """A file around a learner's copy of the published values; None if they are not what the tape says."""
-    theta = FLOAT32.decode(payload)
+    theta = FLOAT32.decode("fp32", payload)
     if FLOAT32.sha256(theta) != _sha256_of(damage) or FLOAT32.digest(theta) != damage.at.digest:
         return None
     zero = np.zeros_like(theta)

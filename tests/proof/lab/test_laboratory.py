@@ -298,8 +298,8 @@ def test_what_is_done_to_a_learners_parameters_is_done_to_its_row_alone(tmp_path
     snapshot = island.read(fragment)
     island.add(fragment, 2 * ones)
     island.blend(fragment, 10 * ones, 0.25)
-    assert torch.equal(snapshot(), 4 * ones)
-    assert torch.equal(island.read(fragment)(), 9 * ones)
+    assert torch.equal(snapshot, 4 * ones)
+    assert torch.equal(island.read(fragment), 9 * ones)
     assert world.stack.flat.count_nonzero() == world.stack.flat[1].count_nonzero() == ones.sum()
 
 

@@ -32,6 +32,7 @@ from skerry.node.algebra import Values
 from skerry.node.learner import LearnerNode
 from skerry.node.log import Log
 from skerry.node.syncer import Delta, SyncerNode
+from skerry.node.training import TrainingHalf
 from skerry.proof.chaos.plan import read_plan
 from skerry.proof.sim.algebra import Integers, unpack
 from skerry.proof.sim.files import CrashFiles, Session
@@ -196,7 +197,13 @@ def keep_outstanding(plant):
             position.outstanding = outstanding
 
     plant(LearnerMachine, "_fast_forward", _fast_forward)
-    plant(LearnerNode, "_fast_forward", lambda self, action: self.__dict__["work"].__setattr__("fast_forward", True))
+
+    def keep(self, action, forward=LearnerNode._fast_forward):
+        kept = dict(self.outstanding)
+        forward(self, action)
+        self.outstanding = kept
+
+    plant(LearnerNode, "_fast_forward", keep)
 
 
 def forget_residual(plant):
@@ -226,17 +233,78 @@ def overtake_the_outstanding(plant):
 
 def blend_everything(plant):
     """A blend scales what is outstanding too, which is taken out as a whole later."""
-    plant(LearnerNode, "_towards", lambda self, p, base: base if self.settings.adopt == "blend" else None)
+    plant(LearnerNode, "_towards", lambda self, p, base: base)
 
 
 def blend_too_early(plant):
-    """... or what lies in a snapshot that the node thread has not seen yet."""
+    """... or what lies in a snapshot that the node has not seen yet."""
+    plant(TrainingHalf, "is_current", lambda self, change: True)
+    plant(Oracle, "_check_blend", lambda *_: None)
 
-    def _take_work(self, take=LearnerNode._take_work):
-        self._unread.clear()
-        return take(self)
 
-    plant(LearnerNode, "_take_work", _take_work)
+def credit_the_newest_base(plant):
+    """A snapshot is held against the newest base, not against the one it was taken on."""
+
+    def _drift(self, took):
+        return self._cells.up[took.cell].load(1) - self.bases[took.fragment]
+
+    plant(LearnerNode, "_drift", _drift)
+
+
+def read_too_early(plant):
+    """A snapshot is read when its record comes, and the device has not copied it yet."""
+    plant(LearnerNode, "_is_here", lambda self, record: True)
+
+
+def refill_too_early(plant):
+    """A cell is filled again when its change was made, and the device still reads it."""
+
+    def _reclaim(self):
+        self._free += [cell for cell, _ in self._returning]
+        self._returning = []
+
+    plant(LearnerNode, "_reclaim", _reclaim)
+
+
+def change_twice(plant):
+    """A change is made again at the next boundary."""
+
+    def boundary(self, *passed, boundary=TrainingHalf.boundary):
+        again = [change for change in self._changes if not change.is_write and change.towards < 0]
+        boundary(self, *passed)
+        for change in again:
+            self._carrier.add(self.fragments[change.fragment], self._cells.down[change.cell], change.number)
+
+    plant(TrainingHalf, "boundary", boundary)
+
+
+def lose_a_change(plant):
+    """A change is confirmed that was not made."""
+
+    def _make(self, change, make=TrainingHalf._make):
+        if change.number % 5 or change.is_write:
+            make(self, change)
+        else:
+            self._cells.down[change.cell].mark(change.number)
+            self.applied[change.fragment] = change
+
+    plant(TrainingHalf, "_make", _make)
+
+
+def order_too_early(plant):
+    """A snapshot is ordered before what was settled is taken out of θ."""
+    plant(LearnerNode, "_settles", lambda self, p: False)
+
+
+def step_in_a_fast_forward(plant):
+    """The loop goes on while half of the model is given up and half is not."""
+    stands = TrainingHalf.must_stand.fget
+
+    def must_stand(self):
+        self._is_forwarding = False
+        return stands(self)
+
+    plant(TrainingHalf, "must_stand", property(must_stand))
 
 
 def tell_only_this_round(plant):
@@ -608,11 +676,18 @@ BUGS = {
     adopt_backwards: 1,
     forget_settled_seq: 13,
     forget_residual: 2,
-    keep_outstanding: 22,
+    keep_outstanding: 5,
     claim_the_overwritten: 7,
     overtake_the_outstanding: 11,
     blend_everything: 3,
-    blend_too_early: 322,
+    blend_too_early: 284,
+    credit_the_newest_base: 9,
+    read_too_early: 3,
+    refill_too_early: 1,
+    change_twice: 1,
+    lose_a_change: 0,
+    order_too_early: 9,
+    step_in_a_fast_forward: 101,
     tell_only_this_round: 1,
     welcome_first: 0,
     publish_first: 2,

@@ -23,7 +23,7 @@ from skerry.algo.fragments import Fragment, Layout, split
 from skerry.config import Config
 from skerry.errors import Refusal
 from skerry.node.algebra import Array
-from skerry.node.learner import Pending
+from skerry.node.training import ByHand
 from skerry.plan.layouts import even
 from skerry.proof.bench import cores
 from skerry.proof.chaos.proxy import Lane, Proxy, Weather
@@ -76,9 +76,8 @@ class PlainParameters:
     def add(self, fragment: Fragment, increment: Array) -> None:
         self.values[fragment.index] += increment
 
-    def read(self, fragment: Fragment) -> Pending:
-        values = self.values[fragment.index].copy()
-        return lambda: values
+    def read(self, fragment: Fragment) -> Array:
+        return self.values[fragment.index].copy()
 
     def blend(self, fragment: Fragment, towards: Array, alpha: float) -> None: ...
     def reset_optimizer(self) -> None: ...
@@ -118,10 +117,10 @@ def _join(local: LocalRun, config: Config, layout: Layout, parameters: int, link
     model = PlainParameters(split(layout, config.sync.num_fragments, config.sync.cut_tensors))
     with _reached(local.port, link) as port:
         began = time.monotonic()
-        shell = LearnerShell("bench", layout, model, "127.0.0.1", port, None)
+        shell = LearnerShell("bench", layout, ByHand(model), "127.0.0.1", port, None)
         shell.start(JOIN_S_MAX)
         joined_s = time.monotonic() - began
-        wire_bytes = shell.client.bytes_in
+        wire_bytes = shell.beside.loop.client.bytes_in
         shell.close(timeout_s=0.0)
     return Joined(
         parameters=parameters,

@@ -27,8 +27,9 @@ from skerry.core.events import LearnerEvent, Told
 from skerry.core.messages import Message, Publication, Refused
 from skerry.core.vocabulary import GivenUp
 from skerry.node.algebra import Float32, Payload
-from skerry.node.driver import LearnerDriver
-from skerry.node.learner import Outstanding, Pending
+from skerry.node.driver import LearnerDriver, both_halves
+from skerry.node.learner import Outstanding
+from skerry.node.training import ByHand, TrainingHalf
 from skerry.wire.tcp import Client
 from skerry.wire.transport import Inbox, Lost, Opened, Received, WireEvent
 
@@ -62,10 +63,10 @@ class Believed(bytes):
 class Blanks(Float32):
     """The algebra of a learner whose arrays are blanks."""
 
-    def encode(self, codec: str, values: Blank) -> tuple[memoryview, Blank]:
-        return _payload(codec, values.size), values
+    def encode(self, codec: str, values: Blank) -> memoryview:
+        return _payload(codec, values.size)
 
-    def decode(self, payload: Payload) -> Blank:
+    def decode(self, codec: str, payload: Payload) -> Blank:
         return Blank(len(payload) // FP32_BYTES)
 
     def adopt(self, codec: str, payload: Payload, base: Blank) -> Blank:
@@ -88,8 +89,8 @@ def _payload(codec: str, size: int) -> memoryview:
 class BlankParameters:
     """Live parameters that are not there."""
 
-    def read(self, fragment: Fragment) -> Pending:
-        return lambda: Blank(fragment.size)
+    def read(self, fragment: Fragment) -> Blank:
+        return Blank(fragment.size)
 
     def add(self, fragment: Fragment, increment: Blank) -> None: ...
     def write(self, fragment: Fragment, values: Blank) -> None: ...
@@ -132,6 +133,7 @@ class Watch:
 class Member:
     """One synthetic learner; `lead` is where in a step it begins, so that not all end theirs at once."""
 
+    training: TrainingHalf
     driver: LearnerDriver
     lead: float
     is_joining: bool = True
@@ -161,7 +163,7 @@ class Swarm(Client):
         self.seen = Sightings()
         self.refusal = ""  # why the syncer will not have them
         self.links_lost = 0
-        self.members = [Member(self._driver(f"learner-{k}", layout), k / count) for k in range(count)]
+        self.members = [Member(*self._halves(f"learner-{k}", layout), k / count) for k in range(count)]
         self._step_s = step_s
         self._unlinked = deque(self.members)
         self._linked: dict[int, Member] = {}  # by peer
@@ -178,11 +180,11 @@ class Swarm(Client):
             timeout_s=config.wire.timeout_s,
         )
 
-    def _driver(self, name: str, layout: Layout) -> LearnerDriver:
-        process, watch = secrets.token_hex(8), Watch(name, self.seen)
-        driver = LearnerDriver(name, layout, BlankParameters(), process, time.monotonic, Blanks(), watch)
+    def _halves(self, name: str, layout: Layout) -> tuple[TrainingHalf, LearnerDriver]:
+        process, watch, blank = secrets.token_hex(8), Watch(name, self.seen), ByHand(BlankParameters())
+        training, driver = both_halves(name, layout, blank, process, time.monotonic, Blanks(), watch)
         driver.uplink.endpoint = self
-        return driver
+        return training, driver
 
     # ---------------------------------------------------------------------------------------- from any thread
 
@@ -219,7 +221,7 @@ class Swarm(Client):
         return min(wait_s, max(0.0, self._due[0][0] - time.monotonic())) if self._due else wait_s
 
     def _boundary(self, member: Member, due_at: float, now: float) -> None:
-        member.driver.boundary(TOKENS, now - member.stepped_at)
+        member.training.boundary(1, TOKENS, now - member.stepped_at)
         member.driver.tick()
         member.stepped_at = now
         next_at = due_at + self._step_s
@@ -259,9 +261,9 @@ class Swarm(Client):
 
     def _join(self, member: Member) -> None:
         """Take in what has come of the model."""
-        member.driver.stand()
+        member.training.stand()
         member.driver.tick()
-        member.is_joining = member.driver.is_joining
+        member.is_joining = member.training.must_stand
         if self._started and not member.is_joining:
             self._begin(member)
 

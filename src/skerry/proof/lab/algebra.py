@@ -182,10 +182,8 @@ class Device:
     # ------------------------------------------------------------------------------------------ the learner's side
 
     @torch.no_grad()
-    def encode(self, codec: str, values: Tensor) -> tuple[Payload, Tensor]:
-        """The payload, and the values it says."""
-        decoded = self.quantized(codec, values)
-        return Payload(decoded, codecs.payload_bytes(codec, values.numel())), decoded
+    def encode(self, codec: str, values: Tensor) -> Payload:
+        return Payload(self.quantized(codec, values), codecs.payload_bytes(codec, values.numel()))
 
     def quantized(self, codec: str, x: Tensor) -> Tensor:
         """What is decoded once x is encoded, the bits of algo.codecs; a block with a NaN or infinity is all NaN."""
@@ -210,7 +208,7 @@ class Device:
         middle, low, high = (torch.where(count < BLOCK, self._three, self._four) * rms).split(1, dim=1)
         return blocks.sign() * torch.where(blocks.abs() >= middle, high, low)
 
-    def decode(self, payload: Payload) -> Tensor:
+    def decode(self, codec: str, payload: Payload) -> Tensor:
         return payload.values
 
     def adopt(self, codec: str, payload: Payload, base: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ from skerry.algo.fragments import Fragment
 from skerry.core.events import Merge
 from skerry.core.messages import Message
 from skerry.node.algebra import Payload, Values
-from skerry.node.driver import LearnerDriver
-from skerry.node.learner import Pending
+from skerry.node.driver import LearnerDriver, both_halves
 from skerry.node.observers import Unwatched
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode, Work
+from skerry.node.training import ByHand, TrainingHalf
 from skerry.node.turns import SyncerDriver
 from skerry.node.work import Pool
 from skerry.proof.lab.algebra import Device
@@ -175,6 +175,7 @@ class Laboratory(Timeline):
 class Island:
     """A learner's place: its row of the stack, its data, and its processes one after the other."""
 
+    training: TrainingHalf
     driver: LearnerDriver
     thread: NodeThread
     link: LabLine
@@ -199,7 +200,9 @@ class Island:
         self._lives += 1
         self.is_alive, self.began_tick = True, None
         process = f"{self.name}-{self._lives}"
-        self.driver = LearnerDriver(self.name, world.layout, self, process, world.clock, world.algebra)
+        self.training, self.driver = both_halves(
+            self.name, world.layout, ByHand(self), process, world.clock, world.algebra
+        )
         self.thread = NodeThread(world, world.setting.delays, world.sizes)
         self.link = self.driver.uplink.endpoint = LabLine(world, self)
         if not world.setting.keep_optimizer:
@@ -210,7 +213,7 @@ class Island:
 
     def die(self) -> None:
         """The process is gone, with its drift and its moments; it comes back after a while."""
-        if not self.is_alive or self.driver.is_closing:
+        if not self.is_alive or self.training.is_closing:
             return
         self.is_alive = False
         self.link.cut()
@@ -224,13 +227,12 @@ class Island:
         progress = self.world.progress
         if self.visits_only and not self._lives and progress >= 0.25:
             self.boot()
-        if self.is_alive and self.began_tick is None and self.driver.node.is_adopted:
+        if self.is_alive and self.began_tick is None and self.training.is_adopted:
             self.began_tick = tick
-            assert self.driver.node.welcome is not None
-            self.world.feed.streams[self.row].seek(self.driver.node.welcome.prior_steps)
+            self.world.feed.streams[self.row].seek(self.training.prior_steps)
 
     def ends_step(self, tick: int) -> bool:
-        if not self.is_alive or self.driver.is_closing or self.began_tick is None:
+        if not self.is_alive or self.training.is_closing or self.began_tick is None:
             return False
         return tick > self.began_tick and (tick - self.began_tick) % self.ticks_a_step == 0
 
@@ -240,20 +242,18 @@ class Island:
 
     @property
     def rate(self) -> float:
-        node = self.driver.node
-        assert node.machine is not None
-        return self.world.config.learner.lr * schedule(node.machine.progress) * node.ramp
+        return self.world.config.learner.lr * schedule(self.training.progress) * self.training.ramp
 
     def pass_boundary(self, has_stepped: bool) -> None:
         if not self.is_alive:
             return
         if has_stepped:
-            self.driver.boundary(self.world.batch_tokens, self.world.period_s * self.ticks_a_step)
-        elif self.driver.is_closing or self.began_tick is None:
-            self.driver.stand()
-        is_wanted = self.driver.is_running and not self.is_visit_over
+            self.training.boundary(1, self.world.batch_tokens, self.world.period_s * self.ticks_a_step)
+        elif self.training.is_closing or self.began_tick is None:
+            self.training.stand()
+        is_wanted = self.training.is_running and not self.is_visit_over
         if has_stepped and not is_wanted:
-            self.driver.close()
+            self.training.close()
         self.wake()
 
     def wake(self) -> None:
@@ -261,17 +261,19 @@ class Island:
         if not self.is_alive:
             return
         self.driver.tick()
-        if self.driver.left is not None:
+        while self.began_tick is not None and self.training.must_stand and self.training.stand():
+            self.driver.tick()  # no time passes in a fast-forward
+        if self.driver.node.left is not None:
             self.is_alive = False
             self.world.at(1.0, self.link.cut)
 
     # ------------------------------------------------------------------------------------------ its parameters
 
-    def read(self, fragment: Fragment) -> Pending:
+    def read(self, fragment: Fragment) -> Tensor:
         values = torch.zeros(fragment.size, device=self.world.stack.device)
         for run, at in self._runs(fragment):
             values[at] = run
-        return lambda: values
+        return values
 
     @torch.no_grad()
     def add(self, fragment: Fragment, increment: Tensor) -> None:

@@ -72,11 +72,10 @@ class Integers:
     def whole(self, theta: int) -> memoryview:
         return memoryview(pack(theta))
 
-    def encode(self, codec: str, values: int) -> tuple[memoryview, int]:
-        rounded = _round(values, codec)
-        return memoryview(pack(rounded, codec)), rounded
+    def encode(self, codec: str, values: int) -> memoryview:
+        return memoryview(pack(_round(values, codec), codec))
 
-    def decode(self, payload: Any) -> int:
+    def decode(self, codec: str, payload: Any) -> int:
         return unpack(payload)
 
     def adopt(self, codec: str, payload: Any, base: int) -> int:

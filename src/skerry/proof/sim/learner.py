@@ -1,15 +1,18 @@
-"""A learner process in a simulated world: the real driver, node and uplink, around a loop that "trains" known numbers.
+"""A learner process in a simulated world: both real halves and the uplink, around a loop that "trains" known numbers.
 
-The two threads of a real learner take turns here; now and then the training thread passes a boundary at the worst
-moment, while the node is at a message.
+The halves take turns here. What one says comes to the other when the world likes, in order: now and then the loop
+passes boundaries of which the node has not heard, and the node orders what the loop does not know of yet. Copies to and
+from cells are over when the world likes too, as those of a device are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -17,8 +20,11 @@ from skerry.algo.fragments import Fragment
 from skerry.core.events import LearnerEvent, Ticked, Told, Unlinked
 from skerry.core.messages import FULL, Publication, Pull, Stop
 from skerry.core.vocabulary import GivenUp
+from skerry.node.cells import Box, Cell, Cells
 from skerry.node.driver import LearnerDriver
-from skerry.node.learner import Outstanding, Pending
+from skerry.node.learner import Outstanding, Sent
+from skerry.node.mailbox import Post, Record
+from skerry.node.training import TrainingHalf
 from skerry.proof.sim.algebra import SPOILED
 from skerry.proof.sim.network import SimEndpoint, SimLink
 from skerry.wire.frames import learner_dialect
@@ -31,15 +37,47 @@ TICK_S = 0.4
 STAND_S = 0.1  # between looks of a training thread that takes no step
 PAUSE_S = 0.5  # between looks of a process that is stopped
 STEP_TOKENS_MAX = 10
+LATE = 0.2  # of all looks into a mailbox find less than was put there
+COPIED_LATE = 0.2  # of all copies are not over when the boundary is
+COPY_S_MAX = 0.3
+
+
+class Taken(NamedTuple):
+    """What was true when a snapshot was taken."""
+
+    drift: Any
+    given_up: Any
+
+
+class LatePost(Post):
+    """An end of a mailbox whose records come late, never out of order."""
+
+    def __init__(self, world: World, outgoing: deque[Record], incoming: deque[Record]) -> None:
+        super().__init__(outgoing, incoming)
+        self._world = world
+
+    def receive(self) -> list[Record]:
+        random, count = self._world.mail_random, len(self._incoming)
+        if count and random.random() < LATE:
+            count = random.randrange(count)
+            self._world.saw["a half heard of something late"] += 1
+        return [self._incoming.popleft() for _ in range(count)]
 
 
 class LearnerProcess:
-    """It is its node's `Parameters`, with whatever values the world computes with, and its `LearnerObserver`."""
+    """It is its own `Carrier`, with whatever values the world computes with, and its node's `LearnerObserver`."""
 
     def __init__(self, world: World, name: str, number: int) -> None:
         count = len(world.fragments)
         self.world, self.name = world, name
-        self.driver = LearnerDriver(name, world.layout, self, f"{name}{number}", self.clock, world.algebra, self)
+        up: deque[Record] = deque()
+        down: deque[Record] = deque()
+        self.cells: Cells | None = None
+        self.training = TrainingHalf(world.layout, self, LatePost(world, up, down), self.lay)
+        post = LatePost(world, down, up)
+        self.driver = LearnerDriver(
+            name, world.layout, f"{name}{number}", self.clock, post, self.lay, world.algebra, self
+        )
         self.node, uplink = self.driver.node, self.driver.uplink
         self.endpoint = uplink.endpoint = SimEndpoint(world, self, learner_dialect(uplink.payload_bytes))
         self.link: SimLink | None = None
@@ -55,8 +93,7 @@ class LearnerProcess:
         self.done: list[list[Any]] = [[0] for _ in range(count)]  # fragment -> step -> all work up to it
         self.taken_out: list[Any] = [0] * count
         self.given_up: list[Any] = [0] * count
-        self.taken: list[Any] = [0] * count  # drift at the last snapshot,
-        self.is_taken_whole = [True] * count  # no blend has scaled it since,
+        self.taken: list[dict[int, Taken]] = [{} for _ in range(count)]  # by step, the snapshots not blended since,
         self.kept: list[Any] = [0] * count  # and what of it is outstanding
         self.last_seq = [0] * count
         self.settled_seq = [0] * count
@@ -74,30 +111,73 @@ class LearnerProcess:
 
     # ------------------------------------------------------------------------------------------ its parameters
 
-    def read(self, fragment: Fragment) -> Pending:
-        p = fragment.index
-        self.world.oracle.taking(self, p)
-        value = self.world.copy(self.values[p])
-        self.taken[p], self.is_taken_whole[p] = value - self.node.applied[p].base, True
-        return lambda: value
+    def lay(self, size: int, up_count: int, down_count: int) -> Cells:
+        """So few cells that they run out, for both halves."""
+        if self.cells is None:
+            count, random = len(self.world.fragments), self.world.mail_random
+            up_count, down_count = random.randint(1, count), random.randint(2, count + 1)
+            self.cells = Cells([Box(0) for _ in range(up_count)], [Box(0) for _ in range(down_count)])
+        return self.cells
 
-    def add(self, fragment: Fragment, increment: Any) -> None:
+    def copied(self, end: Callable[[], None]) -> None:
+        """A copy is over now, or when the device gets to it."""
+        if self.world.mail_random.random() < COPIED_LATE:
+            self.world.at(self.world.mail_random.uniform(0, COPY_S_MAX), end)
+        else:
+            end()
+
+    def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        p = fragment.index
+        value = self.world.copy(self.values[p])
+        self.taken[p][self.step_count] = Taken(value - self.base_of(p), self.given_up[p])
+
+        def end() -> None:
+            cell.store(value)
+            cell.mark(mark)
+
+        self.copied(end)
+
+    def base_of(self, p: int) -> Any:
+        """What the live parameters stand on; the node may not know yet that they do."""
+        sent = self.node.under_way.get(p)
+        return self.node.stands[p].base if sent is None or self.is_on_its_way(sent) else sent.to.base
+
+    def is_on_its_way(self, sent: Sent) -> bool:
+        """A change was sent, and has not been made."""
+        return self.training.applied.get(sent.change.fragment) != sent.change
+
+    def load(self, cell: Cell, size: int, mark: int) -> Any:
+        """What lies in a cell; the device reads it until the copy is over."""
+        values = cell.load(size)
+        before = self.world.algebra.digest(values)
+
+        def end() -> None:
+            after = self.world.algebra.digest(cell.load(size))
+            self.world.oracle.need_same(before == after, self.name)
+            cell.mark(mark)
+
+        self.copied(end)
+        return values
+
+    def add(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        increment = self.load(cell, fragment.size, mark)
         self.values[fragment.index] = self.values[fragment.index] + increment
 
-    def write(self, fragment: Fragment, values: Any) -> None:
+    def write(self, fragment: Fragment, cell: Cell, mark: int) -> None:
         p = fragment.index
-        self.values[p] = self.world.copy(values)
+        self.values[p] = self.world.copy(self.load(cell, fragment.size, mark))
         self.given_up[p] = self.done[p][-1] - self.taken_out[p]
         is_open = self.last_seq[p] != self.settled_seq[p] and self.node.settings.adopt == "overwrite"
         self.world.saw["overwritten while a contribution was outstanding"] += is_open
 
-    def blend(self, fragment: Fragment, towards: Any, alpha: float) -> None:
+    def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None:
         p = fragment.index
+        towards = self.load(cell, fragment.size, mark)
         rest = self.values[p] - towards
         kept = math.floor(Fraction(alpha) * rest) if self.world.is_exact else alpha * rest
         self.values[p] = towards + kept
         self.given_up[p] = self.given_up[p] + rest - kept
-        self.is_taken_whole[p] = False
+        self.taken[p].clear()
         self.world.saw["blended while a contribution was outstanding"] += self.last_seq[p] != self.settled_seq[p]
 
     def reset_optimizer(self) -> None:
@@ -111,7 +191,7 @@ class LearnerProcess:
             return
         if self.world.now < self.paused_until:
             wait_s = PAUSE_S
-        elif self.driver.is_joining or self.driver.is_closing:
+        elif self.training.must_stand or self.training.is_closing:
             self.boundary()
             wait_s = STAND_S
         else:
@@ -126,12 +206,12 @@ class LearnerProcess:
             self.train()
             self.boundary(step_s)
         if not self.is_wanted:
-            self.driver.close()
+            self.training.close()
         return step_s
 
     @property
     def is_wanted(self) -> bool:
-        return self.driver.is_running and not self.wants_to_leave
+        return self.training.is_running and not self.wants_to_leave
 
     def train(self) -> None:
         self.step_count += 1
@@ -144,20 +224,11 @@ class LearnerProcess:
 
     def boundary(self, step_s: float = 0.0) -> None:
         """Of a step that took so long, or of none."""
-        is_dropping = self.is_dropping
         if step_s:
-            self.driver.boundary(self.tokens[-1] - self.tokens[-2], step_s)
+            self.training.boundary(1, self.tokens[-1] - self.tokens[-2], step_s)
         else:
-            self.driver.stand()
-        if is_dropping:
-            self.settled_seq = list(self.last_seq)  # whatever becomes of them, they are not its own any more
-            self.kept = [0] * len(self.kept)
+            self.training.stand()
         self.check()
-
-    @property
-    def is_dropping(self) -> bool:
-        """It is about to give its drift up: the books of its work are open until the boundary."""
-        return self.node.work.fast_forward
 
     # ------------------------------------------------------------------------------------------ what its node says
 
@@ -188,6 +259,8 @@ class LearnerProcess:
         self.taken_out[p] += self.world.oracle.said[self.name, self.node.machine.life, p, seq]
 
     def fast_forwarded(self, reason: GivenUp) -> None:
+        self.settled_seq = list(self.last_seq)  # whatever becomes of them, they are not its own any more
+        self.kept = [0] * len(self.kept)
         self.world.oracle.fast_forwarded(reason)
 
     # ------------------------------------------------------------------------------------------ the node thread
@@ -219,7 +292,7 @@ class LearnerProcess:
     def look_around(self) -> None:
         """After every turn of the node thread: the books, and whether anything is left to do."""
         self.check()
-        left = self.driver.left
+        left = self.node.left
         if left is None:
             return
         if left.refused is not None:

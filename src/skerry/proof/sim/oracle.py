@@ -32,7 +32,8 @@ from skerry.core.vocabulary import GivenUp
 from skerry.errors import FileDamaged
 from skerry.node import versions
 from skerry.node.algebra import Payload
-from skerry.node.learner import Outstanding
+from skerry.node.learner import Outstanding, Sent
+from skerry.node.mailbox import NO_CELL
 from skerry.proof.sim.algebra import SPOILED, unpack
 from skerry.store.store import Store
 
@@ -223,7 +224,7 @@ class Oracle:
             need(message.settled_seq == merged, "I1 exactly once", f"{p}.{version} has {merged} in it: {message}")
         if message.base_version == FULL:
             algebra = self.world.algebra
-            is_it = algebra.digest(algebra.decode(payload)) == message.digest
+            is_it = algebra.digest(algebra.decode("fp32", payload)) == message.digest
             need(is_it, "I3 one line of versions", f"{p}.{version} leaves with the values of another version")
 
     # ------------------------------------------------------------------------------------------ the syncer
@@ -273,12 +274,16 @@ class Oracle:
                 right = self.published.get((p, position.base_version)) == self.world.algebra.digest(base)
                 need(right, "I3 one line of versions", (process.name, "holds other values", p, position))
                 self.seen[p] = max(self.seen[p], position.base_version)
-        if self.world.is_exact and not process.is_dropping:
+        if self.world.is_exact:
             for p in range(len(machine.positions)):
                 self._weigh(process, p)
 
-    def taking(self, process: LearnerProcess, p: int) -> None:
-        """A snapshot is about to be taken: somebody wants it now, and did not on another link or before the end."""
+    def need_same(self, is_same: bool, name: str) -> None:
+        """What a device reads from a cell stays there until it has read it."""
+        need(is_same, "I19 cells have one owner", f"{name}: a cell was changed under its reader")
+
+    def _check_wanted(self, process: LearnerProcess, p: int) -> None:
+        """Somebody wants a contribution now, and did not on another link or before the end."""
         if not process.is_pulled[p]:
             need(process.is_ordered[p], "I17 orders end with their link", f"{process.name} contributes to {p} unasked")
             need(not process.is_stopped, "I17 orders end with the run", f"{process.name} contributes to {p} unasked")
@@ -286,23 +291,34 @@ class Oracle:
     def said_by(self, process: LearnerProcess, out: Outstanding) -> None:
         """A new contribution: remember what it says; the one before it has its fate."""
         c, p = out.contribution, out.contribution.fragment
+        self._check_wanted(process, p)
         need(c.base_version > FULL, "I15 no fresh start wins", c)
         is_alone = process.last_seq[p] == process.settled_seq[p]
         need(is_alone, "I1 exactly once", f"the fate of {process.last_seq[p]} is unknown: {c}")
         process.last_seq[p] = c.seq
         said = self.said[c.learner, c.life, p, c.seq] = unpack(out.payload) if self.world.is_exact else 0
         settings = self.world.scenario.config.learner
-        process.kept[p] = said if settings.residual == "theta" else process.taken[p]
-        need(process.is_taken_whole[p], "no work lost or doubled", f"a blend scaled what was on its way: {c}")
+        is_whole = c.to_step in process.taken[p]
+        need(is_whole, "no work lost or doubled", f"a blend scaled what was on its way: {c}")
+        taken = process.taken[p].pop(c.to_step)
+        process.kept[p] = said if settings.residual == "theta" else taken.drift
+        if self.world.is_exact:
+            held = taken.drift + (process.node.residuals[p] or 0) + process.taken_out[p]
+            is_once = (held - (process.done[p][c.to_step] - taken.given_up)) % SPOILED == 0
+            need(is_once, "I1 exactly once", f"what is settled is in it again, or something is missing: {c}")
         if self.world.is_exact and settings.adopt == "overwrite":
             done = process.done[p]
             work = (done[c.to_step] - done[c.from_step]) % SPOILED  # a NaN may have come after the snapshot
-            need(said == self.world.algebra.encode(c.codec, work)[1], "no work lost or doubled", f"of other steps: {c}")
+            need(
+                said == unpack(self.world.algebra.encode(c.codec, work)),
+                "no work lost or doubled",
+                f"of other steps: {c}",
+            )
 
     def stepped(self, process: LearnerProcess) -> None:
         """It took a step, or is where it is: on versions that all count, or all of its work so far is for nothing."""
-        machine, applied = process.node.machine, process.node.applied
-        if machine is not None and any(on.version < self.since[p] for p, on in applied.items()):
+        machine, applied = process.node.machine, process.training.applied
+        if machine is not None and any(change.version < self.since[p] for p, change in applied.items()):
             self.forsaken[process.name, machine.life] = process.step_count
 
     def fast_forwarded(self, reason: GivenUp) -> None:
@@ -314,18 +330,31 @@ class Oracle:
     def _weigh(self, process: LearnerProcess, p: int) -> None:
         """θ − Θ_b, residual and what was taken out add up to all it ever did, less what it gave up."""
         node = process.node
-        base = node.bases[p]
-        if base is None or p not in process.values:
+        if p not in process.values:
             return
-        held: int = process.values[p] - base
-        waiting = node.work.adoptions.get(p)
-        if waiting is not None:
-            if waiting.increment is None:
-                return
-            held += waiting.increment
-            if waiting.towards is not None:
-                is_whole = waiting.towards - waiting.base == process.kept[p]
-                need(bool(is_whole), "no work lost or doubled", (process.name, p, "a blend scales what is outstanding"))
+        due, sent = node.due.get(p), node.under_way.get(p)
+        sent = None if sent is None or not process.is_on_its_way(sent) else sent
+        if (due is not None and due.is_write) or (sent is not None and sent.change.is_write):
+            return  # what it holds is given up
+        base = process.base_of(p)
+        taken: int = 0 if due is None else due.taken or 0
+        if sent is not None:
+            self._check_blend(process, sent, taken)
+            taken += sent.to.base - base - self._lies_in(process, sent.change.cell)
+        held: int = process.values[p] - base - taken
         residual: int = node.residuals[p] or 0
         done = process.done[p][-1] - process.given_up[p]
         need(held + residual + process.taken_out[p] == done, "no work lost or doubled", (process.name, p))
+
+    def _check_blend(self, process: LearnerProcess, sent: Sent, taken_since: int) -> None:
+        """One that will be made leaves what is outstanding whole."""
+        change, p = sent.change, sent.change.fragment
+        if change.towards == NO_CELL or taken_since or not process.training.is_current(change):
+            return
+        is_whole = self._lies_in(process, change.towards) - sent.to.base == process.kept[p]
+        need(is_whole, "no work lost or doubled", (process.name, p, "a blend scales what is outstanding"))
+
+    def _lies_in(self, process: LearnerProcess, cell: int) -> int:
+        assert process.cells is not None
+        lies: int = process.cells.down[cell].load(1)
+        return lies

@@ -59,6 +59,7 @@ class World(Timeline):
         self.turn_random = random.Random(f"turns {seed}")
         self.operator_random = random.Random(f"operator {seed}")
         self.work_random = random.Random(f"work of {seed}")  # apart, so that known seeds keep their course
+        self.mail_random = random.Random(f"mail of {seed}")
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
         self.layout = layout_for(self.scenario.config.sync.num_fragments)
@@ -234,7 +235,7 @@ class World(Timeline):
         """Everyone's work that is done from here on merges on every fragment before long."""
         if self.run_until(self.now + 6.0, lambda: self._phase() in ("closing", "closed")):
             return
-        reach = {name: p.step_count for name, p in self.processes.items() if not p.driver.is_closing}
+        reach = {name: p.step_count for name, p in self.processes.items() if not p.training.is_closing}
 
         def all_took_part() -> bool:
             return self._phase() in ("closing", "closed") or all(

@@ -19,10 +19,10 @@ from skerry.algo.fragments import BLOCK, Fragment
 from skerry.core.messages import Contribution, Message, Publication
 from skerry.errors import MeasurementError
 from skerry.node.algebra import Payload
-from skerry.node.driver import LearnerDriver
-from skerry.node.learner import Pending
+from skerry.node.driver import both_halves
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
+from skerry.node.training import ByHand
 from skerry.node.turns import SyncerDriver
 from skerry.proof.sim.algebra import BYTES, Integers
 from skerry.proof.sim.files import CrashFiles, Session
@@ -154,7 +154,9 @@ class Island:
         self.step_s: float | None = None  # of the step it is in
         self.step_count = 0
         process = f"{self.name}-{next(twin.hub.numbers)}"
-        self.driver = LearnerDriver(self.name, twin.layout, self, process, twin.clock, twin.algebra)
+        self.training, self.driver = both_halves(
+            self.name, twin.layout, ByHand(self), process, twin.clock, twin.algebra
+        )
         self.thread = NodeThread(twin, twin.measured.delays, twin.measured.sizes)
         self.line: Line | None = None
         self._dial()
@@ -204,16 +206,16 @@ class Island:
 
     def _turn(self) -> None:
         """A step ends and the next begins, or it stands and looks for work."""
-        twin, driver = self.twin, self.driver
+        twin, training = self.twin, self.training
         if self.is_dead:
             return
         if (awake_at := twin.awake_at(self.name)) > twin.now:
             twin.at(awake_at - twin.now, self._turn)
             return
-        if not driver.is_joining and not driver.is_closing:
+        if not training.must_stand and not training.is_closing:
             self._end_step()
-        if driver.is_joining or driver.is_closing:
-            driver.stand()
+        if training.must_stand or training.is_closing:
+            training.stand()
             twin.at(TICK_S, self._turn)
             return
         self.step_s = twin.measured.step_s(self.life, self.step_count, twin.now, twin.random)
@@ -225,9 +227,9 @@ class Island:
         if self.step_s is not None:
             for p in self.values:
                 self.values[p] += 1
-            self.driver.boundary(self.twin.measured.step_tokens[self.name], self.step_s)
-        if not self.driver.is_running:
-            self.driver.close()
+            self.training.boundary(1, self.twin.measured.step_tokens[self.name], self.step_s)
+        if not self.training.is_running:
+            self.training.close()
         self.driver.tick()  # a boundary wakes the node thread
 
     def _tick(self) -> None:
@@ -240,16 +242,15 @@ class Island:
 
     def _end_if_left(self) -> None:
         """The process ends; its last words still leave."""
-        if self.driver.left is not None:
+        if self.driver.node.left is not None:
             self.is_dead = True
             if self.line is not None:
                 self.twin.at(1.0, self.line.cut)
 
     # ------------------------------------------------------------------------------------------ its parameters
 
-    def read(self, fragment: Fragment) -> Pending:
-        value = self.values[fragment.index]
-        return lambda: value
+    def read(self, fragment: Fragment) -> Any:
+        return self.values[fragment.index]
 
     def add(self, fragment: Fragment, increment: Any) -> None:
         self.values[fragment.index] += increment

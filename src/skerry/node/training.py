@@ -1,0 +1,260 @@
+"""The training half of a learner: what happens in the trainer's own thread, at step boundaries.
+
+    while training.must_stand: training.stand()
+    while training.is_running: step; training.boundary(1, ...); while training.must_stand: training.stand()
+    training.close()
+    while not training.left: training.stand()
+
+A boundary reads the mailbox, has changes made and snapshots taken, and writes the mailbox. It waits for nobody, holds
+no lock and decides nothing: what is to be done, and what it means, is for the node (`node/learner.py`). Changes come
+before snapshots, so a snapshot is relative to the newest version that the live parameters stand on.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from skerry import config as configs
+from skerry.algo.fragments import Fragment, Layout, decode_fragments
+from skerry.core.events import Leave
+from skerry.node.algebra import Array
+from skerry.node.cells import Cell, Cells, Lay
+from skerry.node.mailbox import (
+    NO_CELL,
+    Begun,
+    Change,
+    Closed,
+    Freed,
+    Left,
+    Mailbox,
+    News,
+    Passed,
+    Record,
+    Spare,
+    Took,
+    Want,
+)
+
+
+class Carrier(Protocol):
+    """Carries fragments between the live parameters and cells; each marks its cell when it needs it no more.
+
+    Nothing here waits for a device. What is read is θ as it stands; what is added or written is there before the next
+    step is.
+    """
+
+    def read(self, fragment: Fragment, cell: Cell, mark: int) -> None: ...
+    def add(self, fragment: Fragment, cell: Cell, mark: int) -> None: ...
+    def write(self, fragment: Fragment, cell: Cell, mark: int) -> None: ...
+    def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None: ...
+    def reset_optimizer(self) -> None: ...
+
+
+class Parameters(Protocol):
+    """Live parameters of which a fragment is one flat array."""
+
+    def read(self, fragment: Fragment) -> Array: ...  # a copy
+    def add(self, fragment: Fragment, increment: Array) -> None: ...
+    def write(self, fragment: Fragment, values: Array) -> None: ...
+    def blend(self, fragment: Fragment, towards: Array, alpha: float) -> None: ...  # θ ← towards + alpha (θ − towards)
+    def reset_optimizer(self) -> None: ...
+
+
+class ByHand:
+    """Carries them on the spot."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.reset_optimizer = parameters.reset_optimizer
+
+    def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        cell.store(self.parameters.read(fragment))
+        cell.mark(mark)
+
+    def add(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        self.parameters.add(fragment, cell.load(fragment.size))
+        cell.mark(mark)
+
+    def write(self, fragment: Fragment, cell: Cell, mark: int) -> None:
+        self.parameters.write(fragment, cell.load(fragment.size))
+        cell.mark(mark)
+
+    def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None:
+        self.parameters.blend(fragment, cell.load(fragment.size), alpha)
+        cell.mark(mark)
+
+
+class TrainingHalf:
+    """A learner as its training loop has it; everything it knows of the run came as records."""
+
+    def __init__(self, layout: Layout, carrier: Carrier, mailbox: Mailbox, lay: Lay) -> None:
+        self._layout, self._carrier, self._mailbox, self._lay = layout, carrier, mailbox, lay
+        self.config: configs.Config | None = None
+        self.index = 0  # this learner's number in the run
+        self.prior_steps = 0  # of its earlier lives
+        self.fragments: tuple[Fragment, ...] = ()
+        self.applied: dict[int, Change] = {}  # fragment -> what brought it to the version that it stands on
+        self.step_count = 0
+        self.is_closing = False
+        self.left: Leave | None = None  # why nothing is left to do
+        self._news = News()
+        self._cells = Cells((), ())
+        self._free: list[int] = []  # cells for snapshots
+        self._changes: list[Change] = []  # to be made at the next boundary
+        self._wanted: dict[int, Want] = {}  # by fragment
+        self._taken: list[int] = []  # by fragment, how many snapshots there were
+        self._marks = 0
+        self._is_forwarding = False  # some fragments are written, and others are not
+        self._joined_late = False  # the run was under way
+
+    # ------------------------------------------------------------------------------------------ where it stands
+
+    @property
+    def must_stand(self) -> bool:
+        """No step may be taken: a fragment has no base yet, or a fast-forward is half done, and the run goes on."""
+        self._look()
+        is_whole = self.is_adopted and not self._is_forwarding
+        return not is_whole and not self._news.is_done and self.left is None
+
+    @property
+    def is_adopted(self) -> bool:
+        """Every fragment's base is in the live parameters: the first step may be taken."""
+        return bool(self.fragments) and len(self.applied) == len(self.fragments)
+
+    @property
+    def is_linked(self) -> bool:
+        """A syncer has welcomed it and is there."""
+        return self._news.is_linked
+
+    @property
+    def has_come(self) -> str:
+        """How much of the model is here, for a person; empty where no syncer is."""
+        return f"{len(self.applied)} of {len(self.fragments)} fragments have come" if self.is_linked else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why no syncer has this learner at present."""
+        return self._news.trouble
+
+    @property
+    def is_running(self) -> bool:
+        """The run wants further steps."""
+        self._look()
+        is_over = self._news.is_stop_asked or self._news.is_done
+        return bool(self.fragments) and not is_over and self.left is None
+
+    @property
+    def progress(self) -> float:
+        self._look()
+        return self._news.progress
+
+    @property
+    def ramp(self) -> float:
+        """Factor for the inner rate: rises to 1 over `join_warmup` steps after joining a run under way."""
+        if self.config is None or not self._joined_late or not self.config.learner.join_warmup:
+            return 1.0
+        return min(1.0, (self.step_count + 1) / self.config.learner.join_warmup)
+
+    # ------------------------------------------------------------------------------------------ boundaries
+
+    def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
+        """Pass a step boundary: make the changes that have come, take the snapshots that are due, go on."""
+        self._look()
+        self.step_count += steps
+        changes, self._changes = self._changes, []
+        returned = [change for change in changes if not self.is_current(change)]
+        applied = [change for change in changes if self.is_current(change)]
+        for change in returned:
+            self._return(change)
+        for change in applied:
+            self._make(change)
+        taken = [self._take(want) for want in self._due()]
+        done = (_numbers(applied), _numbers(returned), tuple(taken))
+        self._mailbox.send(Passed(steps, tokens, step_s, loss, *done))
+
+    def stand(self) -> bool:
+        """The loop stands still: pass a boundary without a step if there is work for one; whether there was."""
+        self._look()
+        has_work = bool(self._changes or self._due())
+        if has_work:
+            self.boundary(0, 0, 0.0)
+        return has_work
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Take no further step; the loop stands from now on until `left` is set."""
+        self.is_closing = True
+        self._mailbox.send(Closed(limit_s))
+
+    def is_current(self, change: Change) -> bool:
+        """A blend of a fragment of which the node knows every snapshot; what is no blend always is."""
+        return change.towards == NO_CELL or change.seen == self._taken[change.fragment]
+
+    def _return(self, change: Change) -> None:
+        for cell in (change.cell, change.towards):
+            self._cells.down[cell].mark(change.number)
+
+    def _make(self, change: Change) -> None:
+        fragment, cell = self.fragments[change.fragment], self._cells.down[change.cell]
+        if change.is_write:
+            self._carrier.write(fragment, cell, change.number)
+        else:
+            self._carrier.add(fragment, cell, change.number)
+        if change.towards != NO_CELL:
+            assert self.config is not None
+            towards = self._cells.down[change.towards]
+            self._carrier.blend(fragment, towards, self.config.learner.adopt_alpha, change.number)
+        if change.resets_optimizer:
+            self._carrier.reset_optimizer()
+        self.applied[change.fragment] = change
+        self._is_forwarding = change.further > 0
+
+    def _due(self) -> list[Want]:
+        """The snapshots to take now; what there is no cell for stays due."""
+        if not self._wanted:
+            return []
+        due = [want for _, want in sorted(self._wanted.items()) if want.step <= self.step_count]
+        return due[: len(self._free)]
+
+    def _take(self, want: Want) -> Took:
+        p, cell = want.fragment, self._free.pop()
+        del self._wanted[p]
+        self._marks += 1
+        self._taken[p] += 1
+        self._carrier.read(self.fragments[p], self._cells.up[cell], self._marks)
+        return Took(p, self.applied[p].version, want.order, cell, self._marks)
+
+    # ------------------------------------------------------------------------------------------ the mailbox
+
+    def _look(self) -> None:
+        for record in self._mailbox.receive():
+            self._hear(record)
+
+    def _hear(self, record: Record) -> None:
+        match record:
+            case Begun():
+                self._begin(record)
+            case News():
+                self._news = record
+            case Want():
+                self._wanted[record.fragment] = record
+            case Spare():
+                self._wanted.pop(record.fragment, None)
+            case Change():
+                self._changes.append(record)
+            case Freed():
+                self._free.append(record.cell)
+            case Left():
+                self.left = record.leave
+
+    def _begin(self, begun: Begun) -> None:
+        self.config = configs.decode(begun.config)
+        self.index, self.prior_steps = begun.index, begun.prior_steps
+        self._joined_late = begun.progress > 0
+        self._cells = self._lay(begun.cell_size, begun.up_count, begun.down_count)
+        self._free = list(range(begun.up_count))
+        self.fragments = decode_fragments(begun.fragments, self._layout)
+        self._taken = [0] * len(self.fragments)
+
+
+def _numbers(changes: list[Change]) -> tuple[int, ...]:
+    return tuple(change.number for change in changes)

@@ -1,0 +1,85 @@
+"""The node half of a learner in real time, wherever it runs: a client, an inbox, and turns."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from skerry import algo
+from skerry.algo.fragments import Layout
+from skerry.core.messages import Welcome
+from skerry.node.cells import Lay
+from skerry.node.driver import LearnerDriver
+from skerry.node.mailbox import Mailbox
+from skerry.wire.tcp import Client
+from skerry.wire.transport import Inbox, Received, WireEvent
+
+INBOX_MAX = 1024
+TICK_S = 0.05
+LAST_TURN_S = 5.0  # for what is under way at the end
+COPY_POLL_S = 0.001  # while a device copies
+
+log = logging.getLogger("skerry.learner")
+
+
+class Who(msgspec.Struct, frozen=True):
+    """Who a learner is, and where its syncer is to be found."""
+
+    name: str
+    process: str  # of all that ever had this name, this one
+    layout: Layout
+    host: str
+    port: int
+    token: bytes | None
+
+
+class NodeLoop:
+    """Dials at once; whoever makes it calls `run`, then `close`."""
+
+    def __init__(self, who: Who, post: Mailbox, lay: Lay) -> None:
+        self.inbox = Inbox(INBOX_MAX)
+        self.driver = LearnerDriver(who.name, who.layout, who.process, time.monotonic, post, lay)
+        uplink = self.driver.uplink
+        self.client = uplink.endpoint = Client(who.host, who.port, who.token, self.inbox, uplink.payload_bytes)
+        self._kernels = threading.Thread(target=_warm_up, name="skerry-kernels", daemon=True)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        self._kernels.start()  # meanwhile it dials and says how it fares; the first version to be decoded waits for it
+        while not is_over():
+            self._turn()
+
+    def wake(self) -> None:
+        """The training half has said something; from any thread."""
+        with contextlib.suppress(queue.Full):  # it is awake then
+            self.inbox.put_nowait(None)
+
+    def _turn(self) -> None:
+        wait_s = COPY_POLL_S if self.driver.node.is_waiting else TICK_S
+        for event in self.inbox.drain(INBOX_MAX, wait_s):
+            self._take(event)
+        self.driver.tick(self.client.trouble)
+
+    def close(self) -> None:
+        self.client.close()
+        self._kernels.join(LAST_TURN_S)
+
+    def _take(self, event: WireEvent | None) -> None:
+        if event is None:
+            return
+        self.driver.take(event)
+        self.inbox.settle()
+        config = self.driver.node.config
+        if isinstance(event, Received) and isinstance(event.message, Welcome) and config is not None:
+            self.client.keep_time(config.wire.heartbeat_s, config.wire.timeout_s)
+            self.client.keep_rate(config.wire.mbit_max_up)
+            log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
+
+
+def _warm_up() -> None:
+    algo.warm_up(lambda: log.warning("%s", algo.COMPILING))
