@@ -12,6 +12,7 @@ from skerry import config as configs
 from skerry.cli.syncer import make_genesis
 from skerry.core.facts import Evaluated
 
+OWN = ["--name", "a", "--precision", "bf16", "--micro-batch", "3"]  # a learner's own way to compute
 HOOK = """
 def count(tensors):
     assert all(str(array.dtype) == "float32" for array in tensors.values())
@@ -166,7 +167,7 @@ def test_whoever_sees_the_directory_may_watch_a_served_run(folder):
         Running(
             folder / "watcher", "evaluate", run, "--watch", "--every", "30%", "--with", "judge:count", "--json"
         ) as watcher,
-        Running(folder / "learner", "learner", "--syncer", f"127.0.0.1:{syncer.port}", "--name", "a") as learner,
+        Running(folder / "learner", "learner", "--syncer", f"127.0.0.1:{syncer.port}", *OWN) as learner,
     ):
         assert (learner.wait(), syncer.wait(), watcher.wait()) == (0, 0, 0), watcher.said
         curve = json.loads(watcher.out.read_text())["curve"]

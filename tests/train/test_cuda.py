@@ -49,6 +49,7 @@ def add_in_place(model, step):
 def trained(corpus, execution):
     """Losses of a few steps with an addition between them, and where the parameters lay."""
     inner, stream = inner_of(execution), Stream(corpus, learner=0, seed=0, batch=8, context=64)
+    inner.prepare(batch=8, context=64)
     losses, places = [], set()
     for step in range(STEPS):
         losses.append(inner.step(*next(stream), progress=0.5))

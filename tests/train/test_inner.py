@@ -164,6 +164,10 @@ def test_what_is_compiled_is_the_same_step(corpus):
     """Traced and run as it is: compiling for a CPU takes minutes. `test_cuda.py` compiles."""
     _, losses = train(corpus, steps=3)
     with torch.compiler.set_stance("force_eager"):
+        inner, _ = train(corpus, steps=0, execution=Execution(compile="default"))
+        before = values_of(inner).clone()
+        inner.prepare(batch=8, context=32)
+        assert torch.equal(values_of(inner), before) and all(p.grad is None for p in inner.model.parameters())
         _, ours = train(corpus, steps=3, execution=Execution(compile="default"))
         _, kept = train(corpus, steps=3, execution=Execution(compile="reduce-overhead"))
     assert ours == kept == losses

@@ -27,6 +27,7 @@ from .gpt import GPT
 BETAS = (0.9, 0.95)
 WARMUP_SHARE = 0.02  # of the run's progress
 FLOOR = 0.1  # of the peak rate, at the end
+PASSES = 3  # until all is compiled: CUDA graphs are warmed up in the first pass and recorded in the second
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,16 @@ class Inner:
         gains = [p for p in model.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)
+
+    def prepare(self, batch: int, context: int) -> None:
+        """Compile for batches of this shape, which takes long, before anybody waits for a step; nothing is learned."""
+        if self.execution.compile == "off":
+            return
+        self.model.train()
+        nothing = np.zeros((batch, context), np.uint8)
+        for _ in range(PASSES):
+            self._backward(nothing, nothing)
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
     def step(self, inputs: np.ndarray, targets: np.ndarray, progress: float, ramp: float = 1.0) -> float:
         """Learn from one batch; `progress` is the run's in [0, 1], `ramp` a newcomer's share of the rate."""

@@ -66,6 +66,7 @@ def train(
     model = model_of(config).to(device)
     own = config.learner
     inner = Inner(model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
+    inner.prepare(config.data.batch, shape_of(config.model).context)
     joining = Learner(model, inner.optimizer, syncer, name=name, token_file=token_file, join_timeout_s=join_timeout_s)
     with joining as learner:
         stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)
