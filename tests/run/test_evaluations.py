@@ -119,12 +119,7 @@ def test_a_crash_behind_the_commit_doubles_nothing(root):
     assert len(on_tape(root)) == 1 and not (root / EVALUATIONS).exists()
 
 
-def test_a_line_that_was_broken_off_is_left_out_and_a_strange_one_refused(root):
-    found = fact_of(read(root), {"loss": 2.5})
-    keep(root, found)
-    with (root / EVALUATIONS).open("ab") as file:
-        file.write(b'{"versions"')
-    assert waiting(root) == [found]
+def test_what_is_no_evaluation_is_refused(root):
     (root / EVALUATIONS).write_bytes(b"[]\n")
     with pytest.raises(StoreError, match=r"evaluations.jsonl: cannot be read"):
         waiting(root)

@@ -33,7 +33,7 @@ class Model(NamedTuple):
     arrays: dict[str, F32]
     versions: tuple[int, ...]  # by fragment
     progress: float
-    tokens: int | None  # merged into it, in tokens x fragments; of a kept version nobody knows
+    tokens: int | None  # merged into it, in tokens x fragments; nobody knows of an earlier one
 
 
 def read(root: Path, number: int | None = None, before_close: bool = False) -> Model:
@@ -59,17 +59,17 @@ def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def keep(root: Path, found: Evaluated) -> None:
-    """Until it can be put on the tape."""
-    with (root / EVALUATIONS).open("ab") as file:
-        file.write(msgspec.json.encode(found) + b"\n")
+    """Until it can be put on the tape; the file is replaced in one go, so that none is ever broken off."""
+    temporary = root / f"{EVALUATIONS}.tmp"
+    temporary.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in [*waiting(root), found]))
+    temporary.replace(root / EVALUATIONS)
 
 
 def waiting(root: Path) -> list[Evaluated]:
-    """What was found and is not on the tape yet; a line that was broken off is left out."""
+    """What was found and is not on the tape yet."""
     path = root / EVALUATIONS
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-        return [msgspec.json.decode(line, type=Evaluated) for line in lines]
+        return [msgspec.json.decode(line, type=Evaluated) for line in path.read_bytes().splitlines()]
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as error:
@@ -96,9 +96,9 @@ def _read(store: Store, number: int | None, before_close: bool) -> Model:
 
 
 def _about(arrays: dict[str, F32], state: RunState, before_close: bool) -> Model:
-    newest = tuple(at.version for at in state.fragments)
-    versions = state.before_close if before_close and state.before_close else newest
-    return Model(arrays, versions, state.progress, state.ledger.merged)
+    if before_close:
+        return Model(arrays, state.before_close, state.progress, None)
+    return Model(arrays, tuple(at.version for at in state.fragments), state.progress, state.ledger.merged)
 
 
 def _about_kept(arrays: dict[str, F32], kept: KeptVersion) -> Model:
