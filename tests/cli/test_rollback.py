@@ -156,6 +156,22 @@ def test_what_is_exported_is_what_a_rollback_goes_back_to(capsys, root):
     assert tensors("model.safetensors") == tensors(kept["model_path"].rpartition("/")[2])
 
 
+@pytest.mark.parametrize("verb", ["export", "replay"])
+@pytest.mark.parametrize(
+    "name", ["tape/000001.seg", "files/new", "journal", "lock", "status.json", "linked/000001.seg"]
+)
+def test_no_model_is_written_over_the_run_itself(capsys, root, verb, name):
+    (root / "linked").symlink_to(root / "tape")
+    out = root / name
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    refused(capsys, verb, root, "--out", out)
+    if name != "journal":
+        part = name.split("/")[0].replace("linked", "tape")
+        says = f"--out {out}: {root / part} is a part of the run itself; name another file"
+        assert refused(capsys, verb, root, "--out", out) == says
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
 def test_a_version_that_is_not_kept_is_not_exported(capsys, root):
     says = "version 5 is not kept: kept are 1, and 0, the start of the run"
     assert refused(capsys, "export", root, "--version", 5) == says

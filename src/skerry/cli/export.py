@@ -15,7 +15,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.core.state import KeptVersion, RunState, state_of
 from skerry.errors import FileDamaged, Refusal
 from skerry.run import repair
-from skerry.run.export import write_model
+from skerry.run.export import part_at, write_model
 from skerry.run.facts import read_run
 from skerry.run.replay import cut_off
 from skerry.run.rollback import kept_version
@@ -81,10 +81,17 @@ def _explain(store: Store, state: RunState, kept: KeptVersion | None, error: Fil
 def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = None) -> str:
     """`write_model`, with what the file system says against it in one line."""
     try:
-        if out.is_dir():
-            raise Refusal(f"--out {out}: is a folder; name a file in it")
-        if not out.parent.is_dir():
-            raise Refusal(f"--out {out}: {out.parent} is not a folder")
+        check_out(store.root, out)
         return write_model(store, state, out, kept)
     except (OSError, SafetensorError) as error:
         raise Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None
+
+
+def check_out(root: Path, out: Path) -> None:
+    """Refuse a name under which no model of the run in `root` can be written, or only over a part of that run."""
+    if out.is_dir():
+        raise Refusal(f"--out {out}: is a folder; name a file in it")
+    if not out.parent.is_dir():
+        raise Refusal(f"--out {out}: {out.parent} is not a folder")
+    if part := part_at(root, out):
+        raise Refusal(f"--out {out}: {root / part} is a part of the run itself; name another file")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from skerry import cli
+from skerry.cli.export import check_out
 from skerry.errors import Refusal
 from skerry.run.facts import read_run
 from skerry.run.replay import Excluded, Report, Show, replay
@@ -35,7 +36,7 @@ def run(words: Sequence[str]) -> int:
     if not 1 <= options.threads <= 256:
         raise Refusal(f"--threads {options.threads}: must be from 1 to 256")
     if options.out is not None:
-        _check_out(options.out)
+        _check_out(options.run, options.out)
     with _showing() as show:
         report = read_run(options.run, lambda store: replay(store, options.threads, options.exclude, show))
     if options.out is not None:
@@ -47,11 +48,10 @@ def run(words: Sequence[str]) -> int:
     return 0 if report.identical else 1
 
 
-def _check_out(out: Path) -> None:
+def _check_out(root: Path, out: Path) -> None:
+    check_out(root, out)
     if out.exists():
         raise Refusal(f"--out {out}: is there already: name another file, or remove it")
-    if not out.parent.is_dir():
-        raise Refusal(f"--out {out}: {out.parent} is not a folder")
 
 
 def _write(out: Path, report: Report) -> None:

@@ -22,8 +22,16 @@ from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
 from skerry.core.state import KeptVersion, RunState
 from skerry.node import versions
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import METADATA
-from skerry.store.store import Store
+from skerry.run.genesis import GENESIS, METADATA
+from skerry.store.journal import JOURNAL
+from skerry.store.lock import LOCK, SUPERVISOR
+from skerry.store.store import FILES, RECORD, Store
+
+# What a run directory is made of, but for its exported models.
+PARTS = (
+    "tape", JOURNAL, FILES, RECORD, LOCK, SUPERVISOR, GENESIS,
+    "status.json", "summary.json", "local.json", "evaluations.jsonl", "logs", "paces",
+)  # fmt: skip
 
 
 def read_model(
@@ -60,6 +68,16 @@ def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | N
             temporary.unlink()
         raise
     return digest
+
+
+def part_at(root: Path, path: Path) -> str:
+    """The part of the run directory that writing this file would spoil, by whatever links it is named; or nothing."""
+    places = {_real(path), _real(path.parent) / path.name}
+    return next((part for part in PARTS if any(place.is_relative_to(_real(root / part)) for place in places)), "")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _sync_folder(folder: Path) -> None:
