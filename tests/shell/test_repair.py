@@ -476,6 +476,44 @@ def test_a_rotten_checkpoint_with_a_good_one_before_it_is_written_anew_at_the_fi
     )
 
 
+def folder_in_place(path):
+    path.unlink()
+    path.mkdir()
+    (path / "what").write_text("somebody put here")
+
+
+def link_in_place(path):
+    path.rename(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+
+
+@pytest.mark.parametrize("look", [repair, Pair.restart])
+@pytest.mark.parametrize("spoil", [folder_in_place, link_in_place])
+def test_a_checkpoint_that_cannot_be_read_is_as_good_as_rotten(pair, look, spoil):
+    newest = [paths[-1] for paths in checkpoints(pair.root)]
+    whole = [path.read_bytes() for path in newest]
+    for path in newest:
+        spoil(path)
+    look(pair)
+    assert [path.read_bytes() for path in newest] == whole and not any(path.is_symlink() for path in newest)
+    pair.store.close()
+    pair.restart()
+    versions_before = pair.versions
+    pair.until(lambda: min(pair.versions) > max(versions_before))
+
+
+def test_a_journal_that_cannot_be_read_is_as_good_as_rotten(killed):
+    """What it led to can be had no more, what lies before it can; the folder in its place is left where it is."""
+    before = state_in(killed.root)
+    for path in (killed.root / "journal").iterdir():
+        folder_in_place(path)
+    with pytest.raises(FileDamaged, match=r"the file cannot be read \(Is a directory\): restore it from a copy"):
+        values_in(killed.root)
+    assert repair(killed, previous=True)
+    killed.restart()
+    killed.until(lambda: min(killed.versions) > max(at.version for at in before.fragments) + 1)
+
+
 def test_without_a_checkpoint_a_version_is_done_again_from_the_start_and_the_journal(pair):
     """As far as the journal goes back: without recorded contributions too."""
     values = values_in(pair.root)
@@ -581,9 +619,12 @@ def checkpoints_kept(run_dir, p):
     return [version.checkpoints[p] for version in state_in(run_dir).kept]
 
 
-def test_a_rotten_segment_of_the_tape_is_named_and_the_run_goes_on(long, caplog):
-    flip(long.root / "tape" / "000001.seg")
+@pytest.mark.parametrize(
+    ("spoil", "says"), [(flip, "is damaged from record"), (folder_in_place, "cannot be read (Is a")]
+)
+def test_a_rotten_segment_of_the_tape_is_named_and_the_run_goes_on(long, caplog, spoil, says):
+    spoil(long.root / "tape" / "000001.seg")
     assert repair(long)
     (line,) = [line for line in caplog.messages if line.startswith("repair: tape: ")]
-    assert f"{long.root}/tape/000001.seg is damaged from record" in line
+    assert f"{long.root}/tape/000001.seg {says}" in line
     assert "restore it from a copy; the run goes on without it, replay cannot" in line

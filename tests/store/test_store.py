@@ -250,6 +250,33 @@ def test_a_directory_we_may_not_enter_is_one_line(tmp_path: Path) -> None:
         Store.open(tmp_path, files=files)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_damage"), [(errno.EIO, True), (errno.EMFILE, False), (errno.ENOMEM, False), (errno.EACCES, False)]
+)
+def test_a_file_that_cannot_be_read_is_damaged_unless_the_machine_lacks_something(
+    tmp_path: Path, code: int, is_damage: bool
+) -> None:
+    def refuse(name: str) -> bytes:
+        raise OSError(code, os.strerror(code), name)
+
+    files = CrashFiles()
+    with Store.open(tmp_path, files=files) as store:
+        digest = store.put([b"x"])
+        files.read = refuse  # type: ignore[method-assign]
+        with pytest.raises(StoreError, match=os.strerror(code)) as caught:
+            store.get(digest)
+    assert isinstance(caught.value, FileDamaged) == is_damage
+
+
+@pytest.mark.parametrize("name", ["tape", "files", "record", "journal"])
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("somebody put here")
+    with pytest.raises(StoreError) as caught:
+        Store.open(tmp_path)
+    belongs = "a folder belongs there: move away what is in its place"
+    assert str(caught.value) == f"open failed at {tmp_path}/{name}: Not a directory; {belongs}"
+
+
 def test_a_full_disk_says_so_and_stops_the_store(tmp_path: Path) -> None:
     files = CrashFiles()
     store = Store.open(tmp_path, files=files)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,19 +65,12 @@ class DiskFiles:
 
     def read(self, name: str) -> bytes:
         # Only up to the size seen at the start: a reader beside a live writer then sees whole bytes or none.
-        with _naming(name), open(self._open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return file.read(os.fstat(file.fileno()).st_size)
+        with self._reading(name) as fd:
+            return _read_all(fd, 0, os.fstat(fd).st_size)
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
-        with _naming(name):
-            fd = self._open(name, os.O_RDONLY | os.O_NONBLOCK)
-            try:
-                data = os.pread(fd, size, offset)
-                while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
-                    data += more
-                return data
-            finally:
-                os.close(fd)
+        with self._reading(name) as fd:
+            return _read_all(fd, offset, size)
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         # Never the old file cut to nothing: after a rename that a failing disk kept by half, its contents may stand
@@ -122,8 +116,11 @@ class DiskFiles:
             return sorted(os.listdir(fd))
 
     def make_dir(self, directory: str) -> None:
-        with _naming(directory), suppress(FileExistsError):
-            os.mkdir(directory, 0o700, dir_fd=self._root_fd)
+        with _naming(directory):
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700, dir_fd=self._root_fd)
+            if not stat.S_ISDIR(os.stat(directory, dir_fd=self._root_fd).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
     def sync_dir(self, directory: str) -> None:
         with self._directory(directory) as fd:
@@ -153,6 +150,15 @@ class DiskFiles:
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._root_fd)
 
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        with _naming(name):
+            fd = self._open(name, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
     def _kept(self, name: str) -> int:
         """The descriptor that wrote this file, or one that is kept from now on."""
         if name not in self._open_fds:
@@ -179,6 +185,14 @@ def flat(part: Buffer) -> memoryview:
     """The buffer as plain bytes, without a copy."""
     view = memoryview(part)
     return view.cast("B") if view.nbytes else memoryview(b"")  # an empty array cannot be cast
+
+
+def _read_all(fd: int, offset: int, size: int) -> bytes:
+    """Fewer bytes where the file ends."""
+    data = os.pread(fd, size, offset)
+    while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 def _write_all(fd: int, data: memoryview) -> None:

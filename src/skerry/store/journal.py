@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
@@ -78,7 +79,8 @@ class Journal:
         left = [number for number in _numbers(self._files) if number < self._begun or not self._begun]
         stale = [number for number in left if number not in keep]
         for number in stale:
-            self._files.remove(_name(number))
+            with suppress(IsADirectoryError):  # nothing of ours
+                self._files.remove(_name(number))
         return len(stale)
 
 

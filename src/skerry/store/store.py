@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -42,6 +42,8 @@ FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept until they are pruned
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OURS = re.compile(r"([0-9a-f]{64})(\.[0-9]+)?(\.tmp)?")  # a file, or what a put that crashed has left
+# Why a file that is whole may not be read: this process lacks something, and a later one may have it.
+_OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 
 log = logging.getLogger("skerry.store")
 
@@ -130,7 +132,11 @@ class Store:
         temporary = f"{name}.{next(self._put_numbers)}.tmp"  # two threads may put the same contents
         self._files.write(temporary, parts)
         self._files.sync(temporary)
-        self._files.rename(temporary, name)
+        try:
+            self._files.rename(temporary, name)
+        except IsADirectoryError:  # nothing of ours, but it lies where a damaged file is to be written anew
+            self._files.rename(name, f"{temporary.removesuffix('.tmp')}.aside")
+            self._files.rename(temporary, name)
         with self._lock:
             self._written.add(name)
 
@@ -168,12 +174,8 @@ class Store:
         if not _DIGEST.fullmatch(digest):
             raise FileDamaged(f"{self.root}: {digest[:80]!r} is no file digest")
         where = f"{self.root}/{folder}/{digest}"
-        try:
+        with self._reading("get", where):
             data = self._files.read(f"{folder}/{digest}")
-        except FileNotFoundError:
-            raise FileMissing(f"{where} is missing: restore it from a copy") from None
-        except OSError as error:
-            raise StoreError(_explain(self.root, "get", error)) from error
         if _digest([data]) != digest:
             raise FileDamaged(f"{where} differs from what was written: restore it from a copy")
         return data
@@ -182,12 +184,8 @@ class Store:
         """What the journal has there, checked."""
         self._check_open()
         where = f"{self.root}/{journal.where(at)}"
-        try:
+        with self._reading("entry", f"{where}: the file"):
             data = journal.read(self._files, at)
-        except FileNotFoundError:
-            raise FileMissing(f"{where}: the file is missing: restore it from a copy") from None
-        except OSError as error:
-            raise StoreError(_explain(self.root, "entry", error)) from error
         if data is None:
             raise FileDamaged(f"{where}: {at.size} bytes are not what was written: restore the file from a copy")
         return data
@@ -210,7 +208,8 @@ class Store:
             if f"{FILES}/{digest}" in self._uncommitted:
                 return False
             self._written.discard(f"{FILES}/{name}")
-            self._files.remove(f"{FILES}/{name}")
+            with suppress(IsADirectoryError):  # nothing of ours
+                self._files.remove(f"{FILES}/{name}")
         return True
 
     def prune(self, first: int, keep: Collection[str]) -> int:
@@ -232,7 +231,9 @@ class Store:
         try:
             yield from read_all(self._files, first)
         except OSError as error:
-            raise StoreError(_explain(self.root, "history", error)) from error
+            if error.errno in _OF_THE_MACHINE:
+                raise StoreError(_explain(self.root, "history", error)) from error
+            raise TapeDamaged(f"{self.root}/{error.filename} {_unreadable(error)}") from error
         except (TapeDamaged, TapeUnknown) as error:
             raise type(error)(f"{self.root}/{error}") from error
 
@@ -264,6 +265,18 @@ class Store:
     def _check_open(self) -> None:
         if self._stopped:
             raise StoreError(self._stopped)
+
+    @contextmanager
+    def _reading(self, doing: str, what: str) -> Iterator[None]:
+        """A file that cannot be read is damaged, as one with other bytes is: there may be another way to its values."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileMissing(f"{what} is missing: restore it from a copy") from None
+        except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise StoreError(_explain(self.root, doing, error)) from error
+            raise FileDamaged(f"{what} {_unreadable(error)}") from error
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[None]:
@@ -307,16 +320,25 @@ def _digest(parts: Sequence[Buffer]) -> str:
     return hash.hexdigest()
 
 
+def _unreadable(error: OSError) -> str:
+    return f"cannot be read ({error.strerror or error}): restore it from a copy"
+
+
 def _explain(root: Path, doing: str, error: OSError) -> str:
     where = root / str(error.filename or "")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({where}); committed state is intact: free space and restart"
     if error.errno == errno.EFBIG:
         return f"{where} may not grow any more; committed state is intact: raise the limit (ulimit -f) and restart"
+    is_inside = bool(error.filename) and not Path(str(error.filename)).is_absolute()
+    folder = "a folder belongs there: move away what is in its place" if is_inside else "choose a directory"
+    file = "a file belongs there: move away what is in its place"
     remedy = {
         errno.EACCES: "check its owner and permissions",
         errno.EROFS: "mount it writable",
-        errno.ENOTDIR: "choose a directory",
-        errno.EEXIST: "choose a directory",
+        errno.ENOTDIR: folder,
+        errno.EEXIST: folder,
+        errno.EISDIR: file,
+        errno.ELOOP: file,
     }.get(error.errno or 0, "check the disk, then restart")
     return f"{doing} failed at {where}: {error.strerror or error}; {remedy}"
