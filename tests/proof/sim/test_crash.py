@@ -7,6 +7,7 @@ is checked after every event is in `skerry.proof.sim.oracle`; among it, that no 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
@@ -16,7 +17,7 @@ import pytest
 from proof.sim.breaking import be_quiet, break_off, small
 from skerry.proof.sim.world import World
 
-AT_ONCE, LATE = 0.0, 0.2  # everything is durable when it is written; or work and commits take a while
+AT_ONCE, LATE = 0.0, 0.2  # everything is durable when it is written; or groups of merges wait for it
 CHUNK = 4  # operations handed to a process at a time
 
 # Which error the disk fails with decides only what is said, and the operations of a run that records decisions alone
@@ -59,5 +60,7 @@ def test_the_run_goes_on_whatever_operation_it_broke_off_at(pool, fate, record, 
 
 @pytest.mark.parametrize("work_s", [AT_ONCE, LATE])
 def test_the_undisturbed_run_reaches_every_kind_of_operation(work_s):
-    kinds = {line.split()[0] for line in undisturbed("full", work_s).disk.log}
-    assert kinds == {"write", "append", "sync", "sync_dir", "rename", "remove"}
+    log = undisturbed("full", work_s).disk.log
+    assert {line.split()[0] for line in log} == {"write", "append", "sync", "sync_dir", "rename", "remove"}
+    journal = Counter(line.split()[0] for line in log if " journal/" in line)
+    assert (journal["append"] > journal["sync"]) == (work_s == LATE), "merges that are committed together"
