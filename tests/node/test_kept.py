@@ -187,6 +187,24 @@ def test_nothing_that_was_learned_before_a_rollback_is_in_the_model_after_it(tmp
             np.testing.assert_allclose(pair.master(p), start[p] + work, atol=4e-3)
 
 
+def test_work_done_alone_during_a_rollback_spends_no_tokens(tmp_path):
+    """It is given up, so what was left of the budget is left, however long the learner trained meanwhile."""
+    with pair_of(tmp_path, 0.25, steps=0, run={"tokens": 2_000}) as pair:
+        loop = pair.join("a")
+        pair.until(lambda: len(kept_in(pair)) == 2)
+        rolled_back(pair, 1)
+        progress, merges = pair.syncer.machine.progress, pair.syncer.machine.state.merges
+        while loop.machine.tokens < 3_000:
+            loop.step()
+        pair.link("a")
+        pair.until(lambda: loop.machine.discards and pair.syncer.machine.state.merges > merges)
+        assert progress <= pair.syncer.machine.progress < progress + 0.1
+        pair.close()
+        final = audited(pair)
+        assert final.ledger.merged / len(final.fragments) == pytest.approx(2_000, rel=0.1)
+        assert final.ledger.discarded["fast-forward"] > 0 and final.ledger.totals().pending == 0
+
+
 def test_a_learner_gives_its_drift_up_once_when_it_has_every_fragment(tmp_path):
     with pair_of(tmp_path, 0.25) as pair:
         loop = pair.join("a")

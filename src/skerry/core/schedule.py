@@ -31,12 +31,15 @@ class Recipe(NamedTuple):
 PLAIN = Recipe("mean", "sgd", 1.0, 0.0)  # the model moves to where the learners are
 
 
-def spent_at(run: Run, ledger: Ledger, elapsed_s: float) -> float:
-    """Share of the budget that is spent: of the time, of the tokens produced and not discarded, or of the steps."""
+def spent_at(run: Run, ledger: Ledger, elapsed_s: float, given_up: int = 0) -> float:
+    """Share of the budget that is spent: of the time, of the tokens produced and not discarded, or of the steps.
+
+    `given_up` is, in tokens x fragments, what will be discarded and is not booked so yet.
+    """
     if run.minutes:
         return elapsed_s / (60 * run.minutes)
     if run.tokens:
-        kept = ledger.produced - sum(ledger.discarded.values())
+        kept = ledger.produced - sum(ledger.discarded.values()) - given_up
         return kept / (run.tokens * ledger.fragment_count)
     return ledger.steps / (run.steps * run.learners)
 

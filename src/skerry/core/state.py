@@ -121,6 +121,11 @@ class RunState(Struct, tag="Fold"):
     journal_file: int = 0  # the newest that a record speaks of, were it removed since; 0: not said
 
     @property
+    def is_rolled_back(self) -> bool:
+        """It was taken back to a kept version, once at least."""
+        return any(at.since for at in self.fragments)
+
+    @property
     def files(self) -> set[str]:
         """Every file that must not be collected."""
         kept = {c.file for version in self.kept for c in version.checkpoints}

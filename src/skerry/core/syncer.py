@@ -23,10 +23,10 @@ kept up as it changes (`core/roster.py`). Only the closing goes through everybod
     stop, settle, merge, end                                             core/closing.py
 
 What decides owns its own state and nothing else: `Held` what is held, `Roster` who can do what, `Rounds` the open
-rounds and measured times, `Closing` when the end began, `Checkpoints` what is being written whole, `Member` what one
-learner said and was told. Each decides from a frozen `View` (`core/look.py`) or the state, and returns orders as plain
-values. Only the machine appends actions and applies facts to the state, each order before the next decision that could
-depend on it.
+rounds and measured times, `Closing` when the end began, `Checkpoints` what is being written whole, `Forgone` what a
+rollback made useless, `Member` what one learner said and was told. Each decides from a frozen `View` (`core/look.py`)
+or the state, and returns orders as plain values. Only the machine appends actions and applies facts to the state, each
+order before the next decision that could depend on it.
 
 `state` is the fold of the tape. The machine applies a fact when it orders its record, a merge's once it is told that
 the merge has ended; so the tape has the order in which the machine applied, whatever order merges end in. Whatever
@@ -93,6 +93,7 @@ from skerry.core.facts import (
     Witnessed,
 )
 from skerry.core.flow import Window
+from skerry.core.forgone import Forgone
 from skerry.core.held import Held
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.look import Close, View, Want
@@ -125,6 +126,7 @@ class SyncerMachine:
         self.ahead: dict[str, str] = {}  # learner -> what it holds that this tape lacks, in one line
         self.samples = Samples(now)
         self.checkpoints = Checkpoints(config.store)
+        self.forgone = Forgone()
         self._ending: Ending | None = None  # why this process is to end, once everything has its checkpoint
         self._unwritten: set[tuple[str, int]] = set()  # lives of which more was seen than the tape says
         self._actions: list[SyncerAction] = []
@@ -312,6 +314,8 @@ class SyncerMachine:
         if member.is_stepping and not was_stepping:
             self._witness(member, "stepping")
         self._see(_seen_in(report))
+        if self.state.is_rolled_back:
+            self.forgone.note(report, self.state.fragments)
         if report.step > 0:
             self._begin_training()
         self.rounds.measure_adoption(member, self.state.fragments, self.clock.now)
@@ -555,7 +559,7 @@ class SyncerMachine:
         return self.state.progress
 
     def _measure_progress(self) -> None:
-        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s)
+        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s, self.forgone.tokens(self.state.ledger))
         self.state.progress = max(self.state.progress, min(1.0, spent))
 
     @property
