@@ -721,7 +721,7 @@ BUGS = {
     checkpoint_what_is_there_now: 77,
     forget_a_merge: 1,
     ignore_the_lock: 20,
-    retry_sync: 185,
+    retry_sync: 540,
     merge_unknown_fate: 0,
     forget_the_kept: 1,
     merge_what_was_rolled_back: 16,

@@ -137,7 +137,7 @@ def test_work_goes_on_below_the_quorum_and_merges_when_it_is_back():
     world.run_until(28)
     assert world.syncer.node.machine.state.merges == merges, "nothing merges below the quorum"
     assert world.processes["a"].step_count > steps + 40
-    world.run_until(40)
+    world.run_until(50)
     assert world.syncer.node.machine.state.merges > merges + 5
     assert not world.syncer.node.machine.state.ledger.discarded
     assert max(behind(world, name) for name in "abc") < 12
