@@ -267,8 +267,10 @@ def test_who_speaks_another_protocol_is_turned_away_but_not_for_good_and_said_on
         assert refused.text == f"the syncer speaks protocol {PROTOCOL} and the learner {protocol}: upgrade the older"
     assert house.lives == []
     assert [message for message in caplog.messages if "protocol" in message] == [
-        f"refused a learner, which will come again: {refused.text}"
+        f"refused a, which will come again: {refused.text}"
     ]
+    (row,) = house.learners.turned_away.rows(60.0)
+    assert row == {"who": "a", "why": refused.text, "count": 3, "ago_s": 60.0}
 
 
 def test_a_layout_nobody_can_read_is_no_hello(house, caplog):

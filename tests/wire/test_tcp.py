@@ -28,6 +28,7 @@ from skerry.wire.frames import (
 )
 from skerry.wire.handshake import HANDSHAKE, Credentials
 from skerry.wire.peer import Peer
+from skerry.wire.repeats import Repeats
 from skerry.wire.tcp import Client, Server
 from skerry.wire.transport import Inbox, Lost, Opened, Received, Sent
 from wire.samples import sample
@@ -794,6 +795,41 @@ def test_a_peer_that_was_opened_is_lost_quietly_for_the_node_is_told(net, caplog
     expect(client_inbox, Opened)  # it came back
     assert any("lost: enough" in line for line in lines(caplog, logging.DEBUG))
     assert not lines(caplog, logging.INFO) and not lines(caplog, logging.WARNING)
+
+
+def test_a_learner_of_another_protocol_is_named_once_by_the_syncer_and_counted(net, caplog):
+    caplog.set_level(logging.INFO, "skerry.wire")
+    turned_away = Repeats()
+    server, inbox = net.server(protocol=3, token=b"right", turned_away=turned_away)
+    _, told = net.client(server.port, protocol=2, token=b"right", name="fern")
+    wait_for(told, 3)
+    until(lambda: turned_away.rows(0.0) and turned_away.rows(0.0)[0]["count"] >= 3, "three refusals")
+    (row,) = turned_away.rows(0.0)
+    text = "the syncer speaks protocol 3 and the learner 2: upgrade the older"
+    assert (row["who"], row["why"]) == ("fern at 127.0.0.1", text)
+    assert lines(caplog, logging.WARNING) == [f"fern at 127.0.0.1 refused: {text}"]
+    assert not lines(caplog, logging.INFO) and inbox.empty()
+
+
+def test_bulk_connections_of_a_learner_that_was_just_dropped_are_no_news(net, caplog):
+    caplog.set_level(logging.INFO, "skerry.wire")
+    server, _ = net.server()
+    sock = net.dial(server.port)
+    read_handshake(sock, LEARNER)
+    sock.sendall(encode(frames.Attach(HANDSHAKE, bytes(32), bytes(16), b"", 0)))
+    assert "no such session" in read_handshake(sock, LEARNER).reason
+    assert not lines(caplog, logging.INFO) and not lines(caplog, logging.WARNING)
+
+
+def test_who_comes_and_goes_without_a_word_is_told_of_once(net, caplog):
+    caplog.set_level(logging.INFO, "skerry.wire")
+    server, inbox = net.server()
+    for _ in range(3):
+        with net.dial(server.port) as sock:
+            read_handshake(sock, LEARNER)
+    check_works(server, inbox, *net.client(server.port))
+    until(lambda: sum(not connection.peer for connection in list(server._connections)) == 0, "strangers to be gone")
+    assert lines(caplog, logging.INFO) == ["127.0.0.1, not let in yet: closed by the other side"]
 
 
 def test_a_stranger_is_refused_aloud(net, caplog):

@@ -24,7 +24,7 @@ OLD_S = 5.0  # a syncer writes its status twice a second
 SAID = {  # by the rows below, or of no use to a person who looks once
     "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "over_budget", "merges", "contributors_mean",
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
-    "quorum", "ready", "versions", "tokens", "refused", "ahead",
+    "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
 }  # fmt: skip
 
@@ -101,6 +101,9 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
         yield "refused", ", ".join(f"{n} {why}" for why, n in r["refused"].items())
     for learner, why in r.get("ahead", {}).items():
         yield "turned away", f"{learner}: {why}"
+    for row in r.get("turned_away", []):
+        times = f"{counted(row['count'], 'time')}, last {lasting(row['ago_s'])} ago"
+        yield "turned away", f"{row['who']}: {row['why']} ({times})"
     if "bytes_in" in r:
         yield "on the wire", f"{size(r['bytes_in'])} in, {size(r['bytes_out'])} out since this syncer began"
     for key, value in r.items():

@@ -32,10 +32,11 @@ from skerry.core.messages import (
     SyncerMessage,
     Welcome,
 )
-from skerry.errors import ProtocolError
+from skerry.errors import ProtocolError, one_line
 from skerry.node.learner import LearnerNode
 from skerry.node.syncer import SyncerNode
 from skerry.wire.handshake import mismatch
+from skerry.wire.repeats import Repeats
 from skerry.wire.transport import Endpoint, Lost, Opened, Received, Sent, WireEvent
 
 NAME = re.compile(r"[a-z0-9._-]{1,64}")
@@ -60,8 +61,8 @@ class Learners:
         self.peers: dict[int, tuple[str, int]] = {}  # peer -> (learner, life)
         self.links: dict[tuple[str, int], int] = {}  # (learner, life) -> peer
         self.joining: dict[str, int] = {}  # learner -> peer that said hello and is not welcomed yet
-        self._turned_away: set[int] = set()  # peers of learners that come again every few seconds: their end is no news
-        self._said_at = float("-inf")  # that there are such, because of their protocol
+        self.turned_away = Repeats()  # learners that cannot take part as they are
+        self._refused: set[int] = set()  # peers whose end is no news: why has been said
 
     # ------------------------------------------------------------------------------------------ wire -> node
 
@@ -109,20 +110,17 @@ class Learners:
             raise ProtocolError("a second hello")
         refused = self._objection(hello)
         if refused is not None:
-            self._refuse(peer, refused, now)
+            self._refuse(peer, hello.learner, refused, now)
             return
         self.joining[hello.learner] = peer
         self.node.handle(Joined(hello.learner, hello.process, hello.life), now)
         self.joining.pop(hello.learner, None)
 
-    def _refuse(self, peer: int, refused: Refused, now: float) -> None:
-        if refused.is_final:
-            log.warning("refused a learner: %s", refused.text)
-        else:
-            self._turned_away.add(peer)
-            if now - self._said_at >= TURNED_AWAY_SAYS_S:
-                self._said_at = now
-                log.warning("refused a learner, which will come again: %s", refused.text)
+    def _refuse(self, peer: int, learner: str, refused: Refused, now: float) -> None:
+        who = one_line(learner) or "a learner without a name"
+        if self.turned_away.is_news(who, refused.text, now):
+            log.warning("refused %s%s: %s", who, "" if refused.is_final else ", which will come again", refused.text)
+        self._refused.add(peer)
         self.endpoint.send(peer, refused)
         self.endpoint.drop(peer, refused.text)
 
@@ -147,8 +145,8 @@ class Learners:
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)
-        if event.peer in self._turned_away:
-            self._turned_away.discard(event.peer)
+        if event.peer in self._refused:
+            self._refused.discard(event.peer)
         elif who is None:
             log.info("connection that is no learner's ended: %s", event.reason)
         elif self.links.get(who) == event.peer:
@@ -199,7 +197,7 @@ class Learners:
         if peer is not None:
             self.peers.pop(peer, None)
             if not refused.is_final:
-                self._turned_away.add(peer)
+                self._refused.add(peer)
             self._once_durable(partial(self.endpoint.send, peer, refused))
             self._once_durable(partial(self.endpoint.drop, peer, refused.text))
 

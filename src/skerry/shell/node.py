@@ -46,7 +46,8 @@ class NodeLoop:
         self.inbox = Inbox(INBOX_MAX)
         self.driver = LearnerDriver(who.name, who.layout, who.process, time.monotonic, post, lay)
         uplink = self.driver.uplink
-        self.client = uplink.endpoint = Client(who.host, who.port, who.token, self.inbox, uplink.payload_bytes)
+        where = (who.host, who.port, who.token)
+        self.client = uplink.endpoint = Client(*where, self.inbox, uplink.payload_bytes, name=who.name)
         self._kernels = threading.Thread(target=_warm_up, name="skerry-kernels", daemon=True)
 
     def run(self, is_over: Callable[[], bool]) -> None:

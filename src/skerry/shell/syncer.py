@@ -65,6 +65,7 @@ class SyncerShell:
             timeout_s=wire.timeout_s,
             streams=wire.streams,
             mbit_max=wire.mbit_max_down,
+            turned_away=self.learners.turned_away,
         )
 
     def run(self, keep_going: Callable[[], bool]) -> Ending:
@@ -122,6 +123,7 @@ class SyncerShell:
         """
         record = telemetry.status(self.node.machine, self.server.bytes_in, self.server.bytes_out, time.time())
         record |= {"pid": os.getpid(), "address": self.server.address, "unwritten_bytes": self.node.log.waiting_bytes}
+        record["turned_away"] = self.learners.turned_away.rows(time.monotonic())
         if self.node.is_disk_behind:
             record["waiting"] = f"for the disk: {size(self.node.log.waiting_bytes)} of merges are to be written"
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose

@@ -75,6 +75,11 @@ class Connection:
     def __repr__(self) -> str:
         return f"<{self.role} connection of {self.address}>"
 
+    @property
+    def host(self) -> str:
+        """Of the other side; its port is another each time."""
+        return self.address.rpartition(":")[0]
+
     def dialled(self) -> None:
         """Our attempt has ended: see how."""
         self.dialling = False

@@ -89,6 +89,8 @@ class Proof(Struct, frozen=True, tag=True):
     nonce: bytes
     mac: bytes
     streams: int = 1  # bulk connections that it can have
+    speaks: int = 0  # behind the handshake; 0: it did not say, and its hello will
+    name: str = ""  # of the learner, for whoever reads why it was turned away
 
 
 class Attach(Struct, frozen=True, tag=True):

@@ -1,7 +1,8 @@
 """The handshake of one connection, as functions from what was heard to what to say.
 
     syncer  -> Challenge   a nonce, and the protocol it speaks behind the handshake
-    learner -> Proof       on the control connection: a nonce of its own, and the MAC of both under the token
+    learner -> Proof       on the control connection: a nonce of its own, the MAC of both under the token, and the
+                           protocol that it speaks itself: where they differ it hangs up, and the syncer knows why
                or Attach   on a bulk connection: the same, the session of the control connection, and which one it is
                or Inquire  by whoever wants to know the status: as Proof; it comes as a message, behind the answer
     syncer  -> Attached    the session, how many bulk connections it has, the syncer's own MAC; or Denied, with a reason
@@ -45,6 +46,7 @@ class Credentials:
 
     token: bytes | None
     protocol: int  # spoken behind the handshake
+    name: str = ""  # a learner's
 
     def __post_init__(self) -> None:
         if self.token is not None and not self.token.strip():
@@ -65,8 +67,11 @@ def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> Denied | None
     """Why the learner that said this to our nonce is turned away; None if it is welcome."""
     if said.protocol != HANDSHAKE:
         return Denied(mismatch(syncer=HANDSHAKE, learner=said.protocol), final=False)
-    reason = _disproof(mine, nonce, said)
-    return None if reason is None else Denied(reason, final=True)
+    if (reason := _disproof(mine, nonce, said)) is not None:
+        return Denied(reason, final=True)
+    if isinstance(said, Proof) and said.speaks not in (0, mine.protocol):
+        return Denied(mismatch(syncer=mine.protocol, learner=said.speaks), final=False)
+    return None
 
 
 def _disproof(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
@@ -93,17 +98,22 @@ def welcome(mine: Credentials, nonce: bytes, said: FromLearner, session: bytes, 
 
 def disagreement(mine: Credentials, heard: Challenge) -> str:
     """Why nothing can be said to this syncer as long as neither side is upgraded; empty if it can."""
-    if heard.protocol != HANDSHAKE:
+    if not can_be_told(heard):
         return mismatch(syncer=heard.protocol, learner=HANDSHAKE)
     return "" if heard.speaks == mine.protocol else mismatch(syncer=heard.speaks, learner=mine.protocol)
 
 
 def answer(mine: Credentials, nonce: bytes, heard: Challenge, session: bytes, stream: int = 0) -> FromLearner:
-    """What proves the token to a syncer of our protocol; `session` is empty on a control connection."""
+    """What proves the token to a syncer of our handshake; `session` is empty on a control connection."""
     _check_nonce(heard.nonce)
     if session:
         return Attach(HANDSHAKE, nonce, session, _mac(mine, "attach", heard.nonce, nonce, session), stream)
-    return Proof(HANDSHAKE, nonce, _mac(mine, "proof", heard.nonce, nonce), STREAMS_MAX)
+    return Proof(HANDSHAKE, nonce, _mac(mine, "proof", heard.nonce, nonce), STREAMS_MAX, mine.protocol, mine.name)
+
+
+def can_be_told(heard: Challenge) -> bool:
+    """It reads what is said in a handshake, whatever it speaks behind that."""
+    return heard.protocol == HANDSHAKE
 
 
 def inquiry(mine: Credentials, nonce: bytes, heard: Challenge) -> Inquire:

@@ -2,7 +2,8 @@
 
 Rules that hold here: a syncer takes no more than a few strangers at a time, and the oldest makes way. A
 learner dials until it is let in, again whenever it loses the syncer or that speaks another protocol, and stops
-only when it is closed, or refused for a reason that would stay. What happens on a connection after that is the
+only when it is closed, or refused for a reason that would stay. Who dials on is turned away again and again, which a
+syncer says once. What happens on a connection after that is the
 same on both sides: see `endpoint`. What is said in a handshake is in `handshake`.
 """
 
@@ -39,6 +40,7 @@ from skerry.wire.frames import (
 from skerry.wire.handshake import Credentials
 from skerry.wire.loop import READ
 from skerry.wire.peer import DRAIN_S, NEVER, Peer
+from skerry.wire.repeats import Repeats
 from skerry.wire.transport import Inbox, Received
 
 STRANGERS_MAX = 256  # connections that are not authenticated
@@ -51,7 +53,10 @@ log = logging.getLogger("skerry.wire")
 
 
 class Server(TcpEndpoint):
-    """The syncer's endpoint: lets in who holds the token. Without a token it serves only loopback."""
+    """The syncer's endpoint: lets in who holds the token. Without a token it serves only loopback.
+
+    `turned_away` is where whoever is not let in is counted, by what it calls itself and where it is.
+    """
 
     def __init__(
         self,
@@ -63,9 +68,12 @@ class Server(TcpEndpoint):
         *,
         streams: int = 1,
         protocol: int = PROTOCOL,
+        turned_away: Repeats | None = None,
         **limits: Unpack[Limits],
     ) -> None:
         self._credentials = Credentials(token, protocol)
+        self._turned_away = turned_away or Repeats()
+        self._gone = Repeats()  # who left before anything came of it: a learner that cannot speak to us, or a probe
         self._streams = streams
         self._listener = _listen(host, port, open_to_all=token is None)
         super().__init__(inbox, frames.syncer_dialect(payload_limit), **limits)
@@ -109,7 +117,7 @@ class Server(TcpEndpoint):
     def _shake(self, connection: Connection, item: Handshake) -> None:
         assert isinstance(item, Proof | Attach | Inquire)  # the dialect decodes nothing else
         if (denied := handshake.refusal(self._credentials, connection.nonce, item)) is not None:
-            self._deny(connection, denied.reason, denied.final)
+            self._turn_away(connection, denied, item.name if isinstance(item, Proof) else "")
         elif isinstance(item, Proof):
             session, streams = secrets.token_bytes(SESSION_BYTES), handshake.agreed(item.streams, self._streams)
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session, streams))
@@ -120,7 +128,8 @@ class Server(TcpEndpoint):
         else:
             peer = self._sessions.get(item.session)
             if peer is None or item.stream in peer.bulk or not 0 <= item.stream < peer.streams:
-                self._deny(connection, "no such session, or it has this bulk connection", final=False)
+                # Dialled by a learner that was let in and then given up by the node, which has said why.
+                self._deny(connection, Denied("no such session, or it has this bulk connection", final=False))
                 return
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, item.session))
             self._attach_bulk(connection, peer, item.stream)
@@ -132,9 +141,14 @@ class Server(TcpEndpoint):
         self._say(connection, Status(record, time.monotonic() - made_at))
         self._drain(connection, DRAIN_S)
 
-    def _deny(self, connection: Connection, reason: str, final: bool) -> None:
-        log.warning("%s refused: %s", connection.address, one_line(reason))
-        self._say(connection, Denied(one_line(reason), final))
+    def _turn_away(self, connection: Connection, denied: Denied, name: str = "") -> None:
+        who = one_line(f"{name} at {connection.host}" if name else connection.host)
+        if self._turned_away.is_news(who, one_line(denied.reason), time.monotonic()):
+            log.warning("%s refused: %s", who, one_line(denied.reason))
+        self._deny(connection, denied)
+
+    def _deny(self, connection: Connection, denied: Denied) -> None:
+        self._say(connection, Denied(one_line(denied.reason), denied.final))
         self._drain(connection, DRAIN_S)
 
     def _say(self, connection: Connection, item: Handshake | Status) -> None:
@@ -144,10 +158,11 @@ class Server(TcpEndpoint):
         if connection.peer:
             self._fail(connection, reason)
         else:
-            self._deny(connection, reason, final=False)
+            self._turn_away(connection, Denied(reason, final=False))
 
     def _stranger_failed(self, connection: Connection, reason: str) -> None:
-        log.info("%s: %s", connection.address, reason)
+        if self._gone.is_news(connection.host, reason, time.monotonic()):
+            log.info("%s, not let in yet: %s", connection.host, reason)
 
     def _after_loss(self, peer: Peer, reason: str) -> None:
         del self._sessions[peer.session]
@@ -178,13 +193,14 @@ class Client(TcpEndpoint):
         inbox: Inbox,
         payload_limit: PayloadLimit,
         *,
+        name: str = "",
         protocol: int = PROTOCOL,
         jitter: Callable[[], float] = random.random,
         **limits: Unpack[Limits],
     ) -> None:
         if not host or not 0 < port < 65536:
             raise WireError(f"{_join(host, port)} is no address of a syncer: give host:port")
-        self._credentials = Credentials(token, protocol)
+        self._credentials = Credentials(token, protocol, name)
         super().__init__(inbox, frames.learner_dialect(payload_limit), **limits)
         self.address = _join(host, port)
         self.trouble = "connecting"  # why there is no connection at present, for a person
@@ -238,12 +254,12 @@ class Client(TcpEndpoint):
             raise ProtocolError(f"{type(item).__name__} out of turn")
 
     def _challenged(self, connection: Connection, item: Challenge) -> None:
+        if handshake.can_be_told(item):  # also where we part: it is the only word that the syncer has of us
+            answer = handshake.answer(self._credentials, connection.nonce, item, connection.session, connection.stream)
+            connection.heard_nonce = item.nonce
+            self._write_frame(connection, frames.encode(answer))
         if reason := handshake.disagreement(self._credentials, item):
             self._turned_away(connection, reason)
-            return
-        answer = handshake.answer(self._credentials, connection.nonce, item, connection.session, connection.stream)
-        connection.heard_nonce = item.nonce
-        self._write_frame(connection, frames.encode(answer))
 
     def _attached(self, connection: Connection, item: Attached) -> None:
         nonces = connection.nonce, connection.heard_nonce
@@ -265,7 +281,7 @@ class Client(TcpEndpoint):
         if connection.session:
             self._fail(connection, reason)
             return
-        self._close(connection)
+        self._drain(connection, DRAIN_S)
         self.trouble = one_line(reason)
         self._emit(Received(next(self._peer_ids), Refused(self.trouble, "ahead"), None))
         self._routes.clear()
