@@ -265,6 +265,17 @@ def test_a_link_that_is_too_late_for_h_is_named_and_no_codec_would_help():
     assert said.endswith("it takes sync.warm_every = 6 or a shorter way to the syncer")
 
 
+def test_a_thin_link_on_which_a_round_takes_longer_than_the_whole_model_needs_a_better_one():
+    """With few fragments the round is the longer of the two, and nearly all of it is on the link."""
+    plan = plan_of(rates=(1e9, 1e9, 1e9, 1e5), sync__num_fragments=2, wire__codec_up="int8")
+    (said,) = [line for line in report(plan)["warnings"] if "cannot carry H" in line]
+    assert " s of it on the link); it takes sync.sync_every = " in said
+    assert " or wire.codec_up = int4 or links of " in said and "shorter way" not in said
+    mbit = float(said.rpartition("links of ")[2].split()[0])
+    better = plan._replace(islands=(*plan.islands[:3], plan.islands[3]._replace(rate=1e6 * mbit)))
+    assert not any("cannot carry H" in line for line in report(better)["warnings"])
+
+
 def test_what_is_enough_or_set_already_is_not_said():
     assert not report(plan_of(run__steps=2400))["warnings"]
     assert "may give" not in " ".join(report(plan_of(rates=(1e5,) * 4, learner__adopt="overwrite"))["warnings"])

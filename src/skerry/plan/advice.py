@@ -268,19 +268,28 @@ def _cannot_carry(plan: RunPlan, at: Stretch) -> str:
     if len(each) > GROUPS_MAX:
         each = [each[0], f"{short - len(by_every[min(by_every)])} others more, up to H = {can:,}"]
     key = "sync.warm_every" if at.period.stage == "warm" else "sync.sync_every"
-    wire = plan.config.wire
-    name, codec = max(("up", wire.codec_up), ("down", wire.codec_down), key=lambda way: _bytes(way[1]))
-    remedies = [f"{key} = {can:,}"] if can <= EVERY_MAX else []
-    if worst.cycle_s >= worst.round_s:
-        remedies += [f"wire.codec_{name} = {NARROWER[codec]}"] if codec in NARROWER else []
-        remedies.append(f"links of {worst.load * plan.rate(worst.island) / 1e6:.3g} Mbit/s")
-    else:
-        remedies.append("a shorter way to the syncer")
+    remedies = ([f"{key} = {can:,}"] if can <= EVERY_MAX else []) + _remedies(plan, at, worst)
     links = "a link" if short == 1 else f"{short} links"
     return (
         f"{links} cannot carry H = {at.period.sync_every}: {', '.join(each)} (there the whole model one way takes "
-        f"{worst.cycle_s:.3g} s, a round {worst.round_s:.3g} s); it takes {' or '.join(remedies)}"
+        f"{worst.cycle_s:.3g} s, a round {worst.round_s:.3g} s, {worst.transfer_s:.3g} s of it on the link); "
+        f"it takes {' or '.join(remedies)}"
     )
+
+
+def _remedies(plan: RunPlan, at: Stretch, worst: Sync) -> list[str]:
+    """Beside a longer H: what makes the larger part of this learner's delay smaller."""
+    others_s = worst.round_s - worst.transfer_s
+    if worst.cycle_s < worst.round_s and worst.transfer_s < others_s:
+        return ["a shorter way to the syncer"]
+    wire = plan.config.wire
+    name, codec = max(("up", wire.codec_up), ("down", wire.codec_down), key=lambda way: _bytes(way[1]))
+    narrower = [f"wire.codec_{name} = {NARROWER[codec]}"] if codec in NARROWER else []
+    left_s = at.bounds["steps"] - others_s  # for what is on the link, if a round is to be over within H
+    if left_s <= 0:
+        return [*narrower, "a faster link"]
+    times = max(worst.load, worst.transfer_s / left_s)
+    return [*narrower, f"links of {times * plan.rate(worst.island) / 1e6:.3g} Mbit/s"]
 
 
 def _reason(at: Stretch, plan: RunPlan) -> str:

@@ -122,6 +122,11 @@ class Sync(NamedTuple):
         return self.sync_s / self.island.step_s
 
     @property
+    def transfer_s(self) -> float:
+        """Of a round: payloads on the link, up and down."""
+        return self.up_s + self.down_s
+
+    @property
     def carried_s(self) -> float:
         """The least time between two of its contributions to a fragment."""
         return max(self.cycle_s, self.round_s)
