@@ -117,6 +117,14 @@ def write_genesis(path, shapes=SHAPES):
     return path
 
 
+def is_running(pid):
+    """And is not merely waiting for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class Running:
     """A command left running, its output in files."""
 

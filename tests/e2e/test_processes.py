@@ -3,10 +3,23 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from e2e.processes import Puppet, Running, Syncer, facts_of, processes_naming, skerry, status_of, until, write_genesis
+from e2e.processes import (
+    OPTIONS,
+    Puppet,
+    Running,
+    Syncer,
+    facts_of,
+    is_running,
+    processes_naming,
+    skerry,
+    status_of,
+    until,
+    write_genesis,
+)
 from skerry.core.facts import Discarded, LifeStarted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -70,6 +83,34 @@ def test_the_command_that_began_a_run_goes_on_with_it_after_a_kill(tmp_path):
             assert syncer.wait() == (-number if number == signal.SIGKILL else 0), syncer.said
     assert "has the run's layout; its values are not looked at" in syncer.said
     assert "skerry: interrupted after 2 merges; the same command goes on from there" in syncer.said
+
+
+def test_sigterm_while_kernels_are_compiled_ends_a_syncer_with_a_line(tmp_path, monkeypatch):
+    """What a signal raises inside the compiler is lost there, or comes out as a failure of the compiler's."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    words = ["--run", tmp_path / "run", "--port", "0", "--genesis", write_genesis(tmp_path / "genesis"), *OPTIONS]
+    with Running(tmp_path, "syncer", *words) as syncer:
+        until(lambda: "compiling kernels" in syncer.said, "the first kernel to be compiled")
+        syncer.signal(signal.SIGTERM)
+        assert syncer.wait() == 0, syncer.said
+    assert syncer.refusals == ["skerry: interrupted after 0 merges; the same command goes on from there"]
+    assert "Traceback" not in syncer.said
+
+
+def test_the_workers_of_a_simulation_that_is_killed_end_by_themselves(tmp_path):
+    with Running(tmp_path, "simulate", "protocol", "--seeds", "100000", "--jobs", "2") as simulation:
+        pid = simulation.process.pid
+        until(lambda: len(workers_of(pid)) == 2, "two workers")
+        workers = workers_of(pid)
+        simulation.signal(signal.SIGTERM)
+        simulation.wait()
+    until(lambda: not any(map(is_running, workers)), "the workers to end")
+
+
+def workers_of(pid):
+    """Processes that were spawned to work for this one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_sigterm_lets_a_lone_learner_hand_over_its_work_and_leave(tmp_path):

@@ -138,10 +138,25 @@ def need(module: str, extra: str, what: str) -> None:
 
 
 def warm_up() -> None:
-    """Have every kernel compiled, with a word before it to whoever waits."""
+    """Have every kernel compiled, with a word before it to whoever waits, who may well lose patience.
+
+    In a thread of its own: what a signal raises is lost in the compiler's callbacks, so it must not be raised there.
+    """
     from skerry import algo
 
-    algo.warm_up(lambda: print(f"{algo.COMPILING} ...", file=sys.stderr, flush=True))
+    failures: list[BaseException] = []
+
+    def compile_all() -> None:
+        try:
+            algo.warm_up(lambda: print(f"{algo.COMPILING} ...", file=sys.stderr, flush=True))
+        except BaseException as error:
+            failures.append(error)
+
+    compiler = threading.Thread(target=compile_all, name="skerry-kernels", daemon=True)
+    compiler.start()
+    compiler.join()
+    for failure in failures:
+        raise failure
 
 
 def add_preset(parser: Parser, default: str | None) -> None:

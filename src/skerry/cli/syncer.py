@@ -77,7 +77,10 @@ def run(words: Sequence[str]) -> int:
     with store:
         if (state := state_of(store.records)).phase == "closed":
             return _tell_end("closed", state, options)  # a service manager that starts it again hears that all is well
-        cli.warm_up()  # before anybody can connect: where nothing is compiled yet it takes a while
+        try:
+            cli.warm_up()  # before anybody can connect: where nothing is compiled yet it takes a while
+        except KeyboardInterrupt:
+            return _tell_end("interrupted", state, options)
         shell = _shell(store, options, token)
         state = shell.node.machine.state
         stage = f"goes on after {state.merges} merges" if state.merges else "no merge yet"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.processes import until
+from e2e.processes import is_running, until
 from proof.lab.fake import result_of, run, study_of
 from skerry import config as configs
 from skerry.errors import StudyError
@@ -389,10 +389,3 @@ def test_workers_do_not_outlive_their_parent(tmp_path):
         assert is_running(worker)
         parent.kill()
     until(lambda: not is_running(worker), "the worker to be gone")
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

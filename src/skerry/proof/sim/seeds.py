@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from skerry.proof.chaos.plan import FaultPlan
 from skerry.proof.sim.scenario import draw, under
 from skerry.proof.sim.world import World
+from skerry.shell.signals import end_with
 
 CHUNK = 20  # seeds handed to a process at a time
 
@@ -117,7 +118,7 @@ def run_seeds(
     chunk = max(1, min(CHUNK, len(seeds) // (4 * jobs)))
     chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     # Spawned, not forked: a fork of a process with threads (the progress bar's) may hang.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _be_quiet) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (os.getpid(),)) as pool:
         for outcomes in pool.map(partial(_run_chunk, tensors, plan), chunks):
             for outcome in outcomes:
                 result.add(outcome)
@@ -126,7 +127,9 @@ def run_seeds(
     return result
 
 
-def _be_quiet() -> None:
+def _begin(parent: int) -> None:
+    """In a worker: it ends with whoever wants its results, however that ends."""
+    end_with(parent)
     logging.disable(logging.CRITICAL)  # refusals by the thousand are what is simulated
 
 
