@@ -61,3 +61,10 @@ def test_a_timeout_leaves_room_for_a_late_heartbeat():
     configs.validate(run_of(wire=configs.Wire(heartbeat_s=1.0, timeout_s=2.0)))
     with pytest.raises(ConfigError, match=r"wire.timeout_s = 1.9: must be at least 2, twice wire.heartbeat_s = 1"):
         configs.validate(run_of(wire=configs.Wire(heartbeat_s=1.0, timeout_s=1.9)))
+
+
+def test_a_bound_on_links_is_none_or_one_that_lets_something_through():
+    for mbit in (0.0, 0.01, 200.0):
+        configs.validate(run_of(wire=configs.Wire(mbit_max_up=mbit, mbit_max_down=mbit)))
+    with pytest.raises(ConfigError, match=r"wire.mbit_max_down = 1e-300: from 0.01 Mbit/s, or 0 for no bound"):
+        configs.validate(run_of(wire=configs.Wire(mbit_max_down=1e-300)))

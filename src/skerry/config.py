@@ -334,6 +334,9 @@ def _problems(c: Config) -> Iterable[str]:
         )
     if 0 < c.run.evaluate_every < SHARE_MIN:
         yield f"run.evaluate_every = {c.run.evaluate_every:g}: a share of the budget from {SHARE_MIN:g}, or 0 for never"
+    for key in ("mbit_max_up", "mbit_max_down"):
+        if 0 < (mbit := getattr(c.wire, key)) < MBIT_MIN:
+            yield f"wire.{key} = {mbit:g}: from {MBIT_MIN:g} Mbit/s, or 0 for no bound"
     every = c.store.keep_every
     if 0 < every < SHARE_MIN or (every > 1 and not float(every).is_integer()):
         yield (
@@ -349,6 +352,7 @@ def _problems(c: Config) -> Iterable[str]:
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _MANY = 10**18
 SHARE_MIN = 0.001  # of the budget, from one kept version or evaluation to the next
+MBIT_MIN = 0.01  # a bound that lets next to nothing through is a slip
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("run.learners", 1, 4096),
     ("run.tokens", 0, _MANY),
