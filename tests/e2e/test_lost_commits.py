@@ -11,6 +11,7 @@ from e2e.processes import SHAPES, WAIT_S, Syncer, skerry, until
 from node.pair import NumpyParameters
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.state import state_of
+from skerry.node.training import ByHand
 from skerry.shell.learner import LearnerShell
 from skerry.store import Store
 
@@ -23,7 +24,7 @@ class Island:
     def __init__(self, port):
         layout = layout_of(Tensor(n, s, "embedding" if "emb" in n else "other") for n, s in SHAPES.items())
         self.parameters, self.steps, self.end = NumpyParameters(), 0, threading.Event()
-        self.shell = LearnerShell("island", layout, self.parameters, "127.0.0.1", port, None)
+        self.shell = LearnerShell("island", layout, ByHand(self.parameters), "127.0.0.1", port, None)
         self.thread = threading.Thread(target=self._train)
         self.thread.start()
 
