@@ -116,9 +116,16 @@ def _behind(machine: SyncerMachine) -> str:
     named = ", ".join(f"{name} ({slow[name]:.0f} steps)" for name in worst)
     more = f" and {len(slow) - len(worst)} more" if len(slow) > len(worst) else ""
     return (
-        f"a round takes longer than H = {every} for {named}{more}: their links, or this syncer, cannot carry it; "
-        f"H = {machine.sync_every} is asked for"
+        f"a round takes longer than H = {every} for {named}{more}: their links{_caps(machine.config.wire)}, or this "
+        f"syncer, cannot carry it; H = {machine.sync_every} is asked for"
     )
+
+
+def _caps(wire: configs.Wire) -> str:
+    """What the run itself lets a link carry at most."""
+    bounds = {"wire.mbit_max_up": wire.mbit_max_up, "wire.mbit_max_down": wire.mbit_max_down}
+    said = " and ".join(f"{key} = {mbit:g}" for key, mbit in bounds.items() if mbit)
+    return f" (which {said} bounds)" if said else ""
 
 
 def _unmerged_steps(report: Report) -> int:
@@ -126,9 +133,10 @@ def _unmerged_steps(report: Report) -> int:
     return report.step - min(at.mark_step for at in report.positions)
 
 
-def _unsettled_tokens(report: Report) -> int:
-    """By the learner's own marks, in tokens x fragments."""
-    return len(report.positions) * report.tokens - sum(at.mark_tokens for at in report.positions)
+def _unsettled_tokens(report: Report) -> float:
+    """By the learner's own marks, as people count tokens: the mean over its fragments."""
+    count = len(report.positions)
+    return (count * report.tokens - sum(at.mark_tokens for at in report.positions)) / count
 
 
 def _rate(machine: SyncerMachine, name: str) -> float:

@@ -32,8 +32,10 @@ def summarise(
 ) -> dict[str, Any]:
     """The numbers of a run; `status` is the syncer's last one, with the learners' own marks."""
     assert t.config is not None
-    pending = sum(member["unsettled_tokens"] for member in status["learners"].values())
     per = t.fragment_count
+    pending = sum(
+        round(per * member["unsettled_tokens"]) for member in status["learners"].values()
+    )  # whole, as marks are
     killed = {kill.victim for kill in kills if kill.killed_at is not None}
     gaps = {s.learner: s.step_gap_s_max for s in t.seen.values() if s.learner not in killed}
     steps = sum(s.step for s in t.seen.values())
