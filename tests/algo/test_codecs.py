@@ -1,5 +1,7 @@
 """Codecs keep their stated error bounds, agree with themselves to the bit, and notice what is not finite."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -330,8 +332,8 @@ def test_who_waits_is_told_before_the_first_kernel_is_compiled_and_only_then(mon
     warm_up(lambda: told.append("again"))
     assert told == [], "all are there already"
     fresh = [njit(lambda x: x + 1), njit(lambda x: x - 1)]
-    monkeypatch.setattr(algo, "_use_all", lambda: told.extend(kernel(1) for kernel in fresh))
-    warm_up(lambda: told.append("compiling"))
+    monkeypatch.setattr(algo, "_uses", lambda: [partial(kernel, 1) for kernel in fresh])
+    warm_up(lambda: told.append("compiling"), lambda use: told.append(use()))
     assert told == ["compiling", 2, 0]
 
 

@@ -27,6 +27,34 @@ while "look" in sys.argv and is_wanted():
 print("told", flush=True)
 time.sleep(600 if "stay" in sys.argv or "look" not in sys.argv else 0)
 """
+# A process in native code that calls back into Python, as a compiler does, and is told to end meanwhile.
+COMPILER = """
+import ctypes, signal, sys
+from skerry.shell.signals import held_back, until_signalled
+is_wanted = until_signalled(0)
+def compare(one, other):
+    if not came:
+        came.append(signal.raise_signal(signal.SIGTERM))
+    return one[0] - other[0]
+came = []
+numbers = (ctypes.c_int * 2)(2, 1)
+kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))
+try:
+    with held_back():
+        ctypes.CDLL(None).qsort(numbers, 2, ctypes.sizeof(ctypes.c_int), kind(compare))
+        print("compiled", list(numbers), flush=True)
+    print("went on", flush=True)
+except KeyboardInterrupt:
+    print("told", flush=True)
+"""
+TWICE = """
+import signal
+from skerry.shell.signals import held_back
+with held_back():
+    signal.raise_signal(signal.SIGTERM)
+    print("noted", flush=True)
+    signal.raise_signal(signal.SIGTERM)
+"""
 # A process that waits for something else and would not look.
 WAITER = """
 import os, sys, time
@@ -83,6 +111,18 @@ def test_a_signal_before_the_first_look_is_an_interrupt(started):
     assert (line(process), line(process)) == ("up", "told")
     process.terminate()
     assert process.wait(WAIT_S) == 7
+
+
+def test_a_signal_in_native_code_is_answered_behind_it(started):
+    """An exception has nowhere to go from a callback: qsort goes on with a wrong answer."""
+    process = started(COMPILER)
+    assert (line(process), line(process)) == ("compiled [1, 2]", "told")
+    assert process.wait(WAIT_S) == 0
+
+
+def test_a_second_one_there_ends_the_process_at_once(started):
+    process = started(TWICE)
+    assert line(process) == "noted" and process.wait(WAIT_S) == 130
 
 
 def test_a_process_is_not_wanted_once_its_parent_is_gone(started):

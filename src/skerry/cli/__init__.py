@@ -80,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.stdout.flush()
+    if any(compiler.is_alive() for compiler in _compilers):
+        sys.stderr.flush()
+        os._exit(code)  # LLVM would go on while the interpreter and its libraries are taken down, and crash
     sys.exit(code)
 
 
@@ -94,6 +97,7 @@ def _logging_restored() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
+_compilers: list[threading.Thread] = []  # of kernels; one is at it still if an interrupt came
 _interrupts: list[int] = []
 
 
@@ -153,6 +157,7 @@ def warm_up() -> None:
             failures.append(error)
 
     compiler = threading.Thread(target=compile_all, name="skerry-kernels", daemon=True)
+    _compilers.append(compiler)
     compiler.start()
     compiler.join()
     for failure in failures:

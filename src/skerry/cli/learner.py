@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -15,7 +15,7 @@ from skerry import config as configs
 from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
 from skerry.shell.learner import fetch_config, join_timeout, learner_name
-from skerry.shell.signals import end_with, until_signalled
+from skerry.shell.signals import end_with, held_back, until_signalled
 from skerry.text import Kind, count
 
 MICRO_BATCH = Kind(count, 0, configs.most("learner.micro_batch"))
@@ -60,19 +60,23 @@ def run(words: Sequence[str]) -> int:
     cli.need("torch", "torch", "the built-in trainer")
     name = learner_name(options.name)
     cli.log_to_stderr(name)
+    wanted = until_signalled(options.parent)
     end_with(options.parent)
     token = read_token(options.token_file) if options.token_file else None
     join_timeout_s = join_timeout(options.join_timeout, default_s=0.0)
-    config = fetch_config(*parse_address(options.syncer), token, join_timeout_s)
-    config = configs.resolve(config, None, _own(options))
+    run_name = None
     try:
-        _train(config, name, join_timeout_s, options)
+        config = fetch_config(*parse_address(options.syncer), token, join_timeout_s)
+        run_name = config.run.name
+        _train(configs.resolve(config, None, _own(options)), name, join_timeout_s, options, wanted)
+    except KeyboardInterrupt:
+        log.info("interrupted before it had joined; the same command tries again")
     except RefusedError as error:
         if error.why != "closed":
             raise
         log.info("%s", error)  # it came too late: nothing is left to do, and nothing is wrong
     if options.json:
-        cli.print_json({"learner": name, "run": config.run.name})
+        cli.print_json({"learner": name, "run": run_name})
     return 0
 
 
@@ -91,15 +95,21 @@ def _own(options: argparse.Namespace) -> list[tuple[str, object]]:
     return [(key, value) for key, value in own.items() if value is not None]
 
 
-def _train(config: configs.Config, name: str, join_timeout_s: float, options: argparse.Namespace) -> None:
-    import torch
+def _train(
+    config: configs.Config,
+    name: str,
+    join_timeout_s: float,
+    options: argparse.Namespace,
+    wanted: Callable[[], bool],
+) -> None:
+    with held_back():
+        import torch
 
-    from skerry.train.device import device_of
-    from skerry.train.loop import train
+        from skerry.train.device import device_of
+        from skerry.train.loop import train
 
     torch.set_num_threads(options.threads)
     device = device_of(options.device)
-    wanted = until_signalled(options.parent)
     train(
         config,
         options.syncer,

@@ -114,6 +114,7 @@ def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> Sy
 def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wanted: Callable[[], bool]) -> Store:
     """The same run with every fragment whole, opened anew so that it begins with what the repair wrote."""
     with store:
+        cli.warm_up()  # merges may have to be done again
         listen = (options.host, options.port, token)
         genesis = options.genesis or options.run / GENESIS
         if not make_whole(store, listen, options.repair == "previous", wanted, genesis):

@@ -48,7 +48,8 @@ class NodeLoop:
         uplink = self.driver.uplink
         where = (who.host, who.port, who.token)
         self.client = uplink.endpoint = Client(*where, self.inbox, uplink.payload_bytes, name=who.name)
-        self._kernels = threading.Thread(target=_warm_up, name="skerry-kernels", daemon=True)
+        self._is_closed = False
+        self._kernels = threading.Thread(target=self._warm_up, name="skerry-kernels", daemon=True)
 
     def run(self, is_over: Callable[[], bool]) -> None:
         self._kernels.start()  # meanwhile it dials and says how it fares; the first version to be decoded waits for it
@@ -68,6 +69,7 @@ class NodeLoop:
 
     def close(self) -> None:
         self.client.close()
+        self._is_closed = True
         self._kernels.join(LAST_TURN_S)
 
     def _take(self, event: WireEvent | None) -> None:
@@ -81,6 +83,9 @@ class NodeLoop:
             self.client.keep_rate(config.wire.mbit_max_up)
             log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
 
+    def _warm_up(self) -> None:
+        algo.warm_up(lambda: log.warning("%s", algo.COMPILING), self._load)
 
-def _warm_up() -> None:
-    algo.warm_up(lambda: log.warning("%s", algo.COMPILING))
+    def _load(self, use: algo.Use) -> None:
+        if not self._is_closed:  # a thread that is left behind in LLVM may crash the process's end
+            use()

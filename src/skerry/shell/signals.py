@@ -6,8 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+ENDINGS = (signal.SIGTERM, signal.SIGINT)
+AT_ONCE = 130  # the exit code of who was told twice
 PARENT_POLL_S = 0.5
 
 
@@ -22,7 +25,7 @@ def until_signalled(parent: int) -> Callable[[], bool]:
     def note(number: int, _: object) -> None:
         signals.append(number)
         if len(signals) > 1:
-            os._exit(130)
+            os._exit(AT_ONCE)
         if not looked:
             raise KeyboardInterrupt
 
@@ -31,9 +34,36 @@ def until_signalled(parent: int) -> Callable[[], bool]:
         looked = True
         return not signals and (parent == 0 or os.getppid() == parent)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDINGS:
         signal.signal(number, note)
     return is_wanted
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """A signal that comes in here is answered when this ends; a second one ends the process at once.
+
+    For a large library that is imported, or native code that calls back into Python: what a handler raises there is
+    swallowed, or has nowhere to go.
+    """
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main one alone
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os._exit(AT_ONCE)
+
+    before = [(number, signal.signal(number, note)) for number in ENDINGS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    for one in came:
+        signal.raise_signal(one)
 
 
 def end_with(parent: int) -> None:
