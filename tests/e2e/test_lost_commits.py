@@ -39,7 +39,7 @@ class Island:
 
     @property
     def versions(self):
-        return [position.base_version for position in self.shell.node.machine.positions]
+        return [change.version for _, change in sorted(self.shell.training.applied.items())]
 
     def keeps_stepping(self):
         until(lambda before=self.steps: self.steps > before + 20, "the learner to step on")
