@@ -262,6 +262,23 @@ def test_design_connection_loss_does_not_end_a_life():
     assert of(bench.pull(0), Resend)
 
 
+def test_design_a_round_that_saw_an_outage_says_nothing_about_the_link():
+    """H is asked for by what rounds take: the steps of an outage are not among them."""
+    bench, found = Bench(), []
+    for version, (is_outage, steps) in enumerate([(False, 1), (True, 50), (False, 3)], 1):
+        bench.boundary()
+        c = bench.contribute(0)
+        if is_outage:
+            bench.step(Unlinked())
+            bench.boundary(steps)
+            bench.welcome()
+        else:
+            bench.boundary(steps)
+        bench.publish(0, version, settled_seq=c.seq, settled_step=c.to_step)
+        found.append(bench.report.round_steps)
+    assert found == [2, 2, 4]
+
+
 def test_design_an_order_is_carried_out_at_its_step_and_ends_with_its_link():
     """Unasked, when so many steps are unsettled; the version that settles them brings the next."""
     bench = Bench()

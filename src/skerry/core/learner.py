@@ -131,6 +131,7 @@ class LearnerMachine:
         self._step_gap_s_max = 0.0
         self._loss = 0.0
         self._round_steps = 0
+        self._linked_step = 0  # since which the link is up
         self._lossless = False
         self._forwarding: set[int] = set()  # fragments that a fast-forward has yet to overwrite
         self._is_to_forget = False  # all of its drift, once no fragment stands on what was rolled back
@@ -342,7 +343,7 @@ class LearnerMachine:
     def _welcome(self, message: Welcome) -> None:
         assert self.life in (0, message.life), "a life does not change under a process"
         self.life, self.epoch = message.life, max(self.epoch, message.epoch)
-        self.linked = True
+        self.linked, self._linked_step = True, self.step_count
         self.progress = max(self.progress, message.progress)
         for position, since in zip(self.positions, message.since, strict=False):  # none of a syncer that knows of none
             position.since = since
@@ -407,7 +408,8 @@ class LearnerMachine:
         if event.took_out and outstanding is not None and outstanding.seq == event.took_out:
             position.mark_step, position.mark_tokens = outstanding.to_step, outstanding.to_tokens
             position.outstanding = None
-            self._round_steps = self.step_count + 1 - position.mark_step  # it is adopted at the next boundary
+            if position.mark_step >= self._linked_step:  # else it tells how long the link or the syncer was away
+                self._round_steps = self.step_count + 1 - position.mark_step  # it is adopted at the next boundary
 
     # ------------------------------------------------------------------------------------------ reports
 

@@ -65,7 +65,7 @@ class Report(Struct, frozen=True, tag=True):
     encode_s: float = 0.0  # and the seconds its node thread took for that
     adopted: int = 0  # likewise of versions that it decoded, checked and prepared
     adopt_s: float = 0.0
-    round_steps: int = 0  # from a snapshot to the boundary at which the version that has it was adopted; the last one
+    round_steps: int = 0  # from a snapshot to the boundary that adopts the version with it; the last that saw no outage
 
 
 class Contribution(Struct, frozen=True, tag=True):

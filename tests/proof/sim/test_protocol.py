@@ -680,7 +680,7 @@ BUGS = {
     claim_the_overwritten: 7,
     overtake_the_outstanding: 11,
     blend_everything: 3,
-    blend_too_early: 284,
+    blend_too_early: 775,
     credit_the_newest_base: 9,
     read_too_early: 3,
     refill_too_early: 1,
