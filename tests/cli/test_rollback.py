@@ -120,8 +120,8 @@ def test_a_damaged_kept_file_is_named(capsys, root):
     file.write_bytes(b"rotten")
     before = tape_of(root)
     says = f"{file} differs from what was written: restore it from a copy"
-    assert refused(capsys, "rollback", root, "--to", 1) == f"kept version 1, fragment 2: {says}"
     repair = f"or try skerry syncer --run {root} --repair"
+    assert refused(capsys, "rollback", root, "--to", 1) == f"kept version 1, fragment 2: {says}, {repair}"
     assert refused(capsys, "export", root, "--version", 1) == f"kept version 1: {says}, {repair}"
     assert tape_of(root) == before and not list(root.glob("*.safetensors*"))
 

@@ -1,6 +1,7 @@
 """A run whose newest versions cannot be had: refused, then made whole, and it goes on; real files and processes."""
 
 import itertools
+import shutil
 import signal
 import threading
 import time
@@ -582,6 +583,26 @@ def test_a_rotten_start_is_had_from_the_file_that_the_run_began_from(long, caplo
     (long.root / GENESIS).unlink()
     assert not damaged_and_repaired(long, path, caplog)
     assert f"repair: the start, fragment 1: {path} differs from what was written: restore it from a copy" in caplog.text
+
+
+def test_where_all_files_are_gone_the_run_is_had_from_what_it_began_from_and_its_journal(pair):
+    values, before = values_in(pair.root), state_in(pair.root)
+    shutil.rmtree(pair.root / "files")
+    ways = []
+    for path in (pair.root / GENESIS, pair.root.parent / "mine"):
+        save_file({name: np.asarray(array) for name, array in pair.arrays.items()}, path)
+        with Store.open(pair.root, readonly=True) as store:
+            found = damaged(store, before)
+            ways.append(explain(store, before, found, genesis=path if path.name == "mine" else None).split(", or ")[1:])
+    serve = f"skerry syncer --run {pair.root}"
+    assert ways == [
+        [f"{serve} --repair (the same version, from records)"],
+        [f"{serve} --genesis {path} --repair (the same version, from records)"],
+    ]
+    with Store.open(pair.root) as store:
+        assert make_whole(store, ("127.0.0.1", 0, None), False, lambda: False, path)
+    assert all(np.array_equal(a, b) for old, new in zip(values, values_in(pair.root), strict=True)
+               for a, b in zip(old, new, strict=True))  # fmt: skip
 
 
 def test_a_rotten_kept_version_is_had_from_recorded_contributions(long, caplog):

@@ -108,7 +108,7 @@ def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> Sy
         return SyncerShell(store, options.host, options.port, token)
     except FileDamaged:
         state = state_of(store.records)
-        raise Refusal(repair.explain(store, state, repair.damaged(store, state))) from None
+        raise Refusal(repair.explain(store, state, repair.damaged(store, state), genesis=options.genesis)) from None
 
 
 def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wanted: Callable[[], bool]) -> Store:

@@ -26,7 +26,7 @@ from skerry.errors import FileDamaged, ModelError, TapeDamaged
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Payload, Values
 from skerry.run.facts import facts_of, fragments_of, history_of
-from skerry.run.genesis import read_genesis
+from skerry.run.genesis import GENESIS, read_genesis
 from skerry.run.replay import Different, held_of
 from skerry.store.journal import Place
 from skerry.store.store import Store
@@ -56,16 +56,24 @@ def damaged(store: Store, state: RunState) -> list[Damage]:
     return found
 
 
-def explain(store: Store, state: RunState, damage: Sequence[Damage], tried: str = "") -> str:
-    """Why the run cannot go on, and how it can: one line, without what was `tried`."""
+def explain(
+    store: Store, state: RunState, damage: Sequence[Damage], tried: str = "", genesis: Path | None = None
+) -> str:
+    """Why the run cannot go on, and how it can: one line, without what was `tried`.
+
+    `genesis` is a file that was named and may have the run's first values; else the run's own is looked for.
+    """
     first, more = damage[0], f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
-    return f"{first}{more}: {first.what}" + "".join(f", or {way}" for way in ways_out(store, state, first, tried))
+    ways = ways_out(store, state, first, tried, genesis)
+    return f"{first}{more}: {first.what}" + "".join(f", or {way}" for way in ways)
 
 
-def ways_out(store: Store, state: RunState, damage: Damage, tried: str) -> list[str]:
+def ways_out(
+    store: Store, state: RunState, damage: Damage, tried: str, genesis: Path | None = None
+) -> list[str]:
     """What can be done about it besides restoring a copy, each as a command and what it does; not what was `tried`."""
-    serve, ways = f"skerry syncer --run {store.root}", []
-    reached = reach(store, state, damage.fragment, damage.at.version)
+    serve, ways = f"skerry syncer --run {store.root}" + (f" --genesis {genesis}" if genesis else ""), []
+    reached = reach(store, state, damage.fragment, damage.at.version, genesis or store.root / GENESIS)
     is_exact = reached is not None and reached.version == damage.at.version
     if tried != "same" and (is_exact or can_be_lent(damage)):
         ways.append(f"{serve} --repair (the same version, {'from records' if is_exact else 'from a learner'})")
@@ -176,6 +184,13 @@ def _first_values(state: RunState, fragment: Fragment, genesis: Path | None) -> 
     return Values(theta, zero, zero)
 
 
+def _start(state: RunState, fragment: Fragment, genesis: Path | None) -> Values | None:
+    """The fragment's first values, if this file has the very same."""
+    values = _first_values(state, fragment, genesis)
+    is_same = values is not None and FLOAT32.state_digest(values) == state.created.states[fragment.index]
+    return values if is_same else None
+
+
 # ---------------------------------------------------------------------------------------------- exactly
 
 
@@ -195,18 +210,23 @@ class _Step(NamedTuple):
     state: bytes
 
 
-def reach(store: Store, state: RunState, fragment: Fragment, wanted: int) -> Reached | None:
+def reach(
+    store: Store, state: RunState, fragment: Fragment, wanted: int, genesis: Path | None = None
+) -> Reached | None:
     """The wanted version, or the newest before it that can be had, from a whole file and the merges since.
 
-    The file may be a checkpoint, of a kept version, or of the start. None if no whole file leads there.
+    The file may be a checkpoint, of a kept version, of the start, or `genesis`. None if no whole file leads there.
     """
     bases = {c.version: c for c in _files(state, fragment) if _is_whole(store, fragment, c)}
+    first = None if 0 in bases else _start(state, fragment, genesis)
     steps = _steps_of(store, state, fragment.index)
-    way = _way(steps, set(bases), wanted)
+    way = _way(steps, {*bases, 0} if first else set(bases), wanted)
     if way is None:
         return None
     base = way[0]
-    reached = Reached(base, _as_last(versions.whole(store, fragment, bases[base]), steps.get(base)), base)
+    values = versions.whole(store, fragment, bases[base]) if base in bases else first
+    assert values is not None
+    reached = Reached(base, _as_last(values, steps.get(base)), base)
     threads = configs.decode(state.created.config).merge.threads
     for version in way[1:]:
         try:

@@ -60,7 +60,8 @@ def _steps_back(store: Store, state: RunState, version: KeptVersion, epoch: int,
         try:
             values = versions.whole(store, fragment, checkpoint, algebra)
         except FileDamaged as error:
-            raise FileDamaged(f"kept version {version.number}, fragment {fragment.index}: {error}") from None
+            which = f"kept version {version.number}, fragment {fragment.index}"
+            raise FileDamaged(f"{which}: {error}, or try skerry syncer --run {store.root} --repair") from None
         backs.append(
             SteppedBack(
                 epoch=epoch,
