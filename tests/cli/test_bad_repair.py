@@ -115,6 +115,28 @@ def test_a_tape_that_was_cut_off_is_never_gone_on_with(capsys, tmp_path, words, 
     assert segment.read_bytes() == cut, "it is as it was"
 
 
+@pytest.mark.parametrize("verb", ["export", "status", "rollback", "evaluate"])
+def test_who_only_looks_hears_as_well_that_the_tape_is_gone(capsys, tmp_path, verb):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+    (pair.root / "status.json").write_text(json.dumps({"merges": sum(pair.versions), "phase": "steady"}))
+    (pair.root / "tape" / "000001.seg").unlink()
+    assert "truncated: the tape ends with 0 merges, status.json says" in refused(capsys, verb, pair.root)
+    (pair.root / "tape").rmdir()
+    assert f"{pair.root}/tape is missing, and status.json says" in refused(capsys, verb, pair.root)
+
+
+@pytest.mark.parametrize("words", [("syncer", "--port", "0", "--run"), ("rollback", "--to", "0"), ("status",)])
+def test_a_folder_in_place_of_the_lock_is_named(capsys, tmp_path, words):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pass
+    (pair.root / "lock").unlink()
+    (pair.root / "lock").mkdir()
+    line = refused(capsys, *words, pair.root)
+    assert f"{pair.root}/lock: " in line and "Is a directory" in line
+
+
 def test_a_closed_run_whose_end_is_cut_off_gets_one_answer(capsys, tmp_path):
     """Serving it again would train on a model whose last word was said; the status says that it was closed."""
     with Pair(tmp_path / "run", config_of(run={"steps": 12})) as pair:
@@ -136,10 +158,18 @@ def test_resuming_a_run_that_is_in_use_names_who_uses_it(capsys, tmp_path):
 
 
 def test_the_model_of_a_damaged_recorded_run_can_be_had_from_its_record(capsys, tmp_path):
+    """If the start is there, and all of the record."""
     with Pair(tmp_path / "run", config_of(store={"record": "full"})) as pair:
         pair.join("a")
         pair.until(lambda: min(pair.versions) >= 2)
-    for path in files_of(pair.root):
+        pair.syncer.handle(Interrupted(), pair.now)
+        pair.syncer.look(pair.now)
+    _, *others = files_of(pair.root)
+    for path in others:
         path.unlink()
-    line = refused(capsys, "export", pair.root)
-    assert line.endswith(f"or make it from the record: skerry replay {pair.root} --out FILE")
+    for path in (pair.root / "journal").iterdir():
+        path.unlink()
+    hint = f"or make it from the record: skerry replay {pair.root} --out FILE"
+    assert refused(capsys, "export", pair.root).endswith(hint)
+    next((pair.root / "record").iterdir()).unlink()
+    assert hint not in refused(capsys, "export", pair.root)

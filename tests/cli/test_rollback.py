@@ -84,6 +84,37 @@ def test_going_back_says_where_the_run_is_and_how_it_goes_on(capsys, root):
     assert answered(capsys, "replay", root)["identical"]
 
 
+def test_a_rollback_that_the_tape_has_lost_is_missed(capsys, root):
+    """It adds no merge; the status that it leaves tells of its epoch."""
+    before = state_in(root)
+    answered(capsys, "rollback", root, "--to", 1)
+    segment = root / "tape" / "000001.seg"
+    data = bytearray(segment.read_bytes())
+    data[-40] ^= 1
+    segment.write_bytes(data)
+    n, epoch = before.merges, before.epoch
+    said = f"ends with {n} merges, status.json says {n} in epoch {epoch + 1}, after epoch {epoch} here"
+    for words in (["replay", root], ["train", "--resume", root], ["syncer", "--port", 0, "--run", root]):
+        assert f"truncated: the tape {said}: restore it" in refused(capsys, *words)
+    assert segment.read_bytes() == data
+
+
+def test_a_kept_version_whose_files_are_gone_is_marked(capsys, root):
+    for checkpoint in state_in(root).kept[0].checkpoints[:2]:
+        (root / "files" / checkpoint.file).unlink()
+    assert [kept["files_missing"] for kept in answered(capsys, "rollback", root)["kept"]] == [0, 2]
+    _, out, _ = called(capsys, "rollback", root)
+    assert out.splitlines()[2].endswith("; 2 files missing") and "missing" not in out.splitlines()[1]
+
+
+def test_of_a_finished_run_a_kept_version_can_be_exported(capsys, tmp_path):
+    with Pair(tmp_path / "run", config_of(steps=40)) as pair:
+        pair.join("a")
+        pair.close()
+    _, out, _ = called(capsys, "rollback", pair.root)
+    assert out.splitlines()[-1].endswith(f"take the model of one with skerry export {pair.root} --version VERSION")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -10,16 +10,16 @@ from typing import Any
 from safetensors import SafetensorError
 
 from skerry import cli
-from skerry import config as configs
 from skerry.algo.fragments import decode_layout
-from skerry.core.state import KeptVersion, RunState, state_of
-from skerry.errors import FileDamaged, Refusal
+from skerry.core.facts import Committed
+from skerry.core.state import KeptVersion, RunState
+from skerry.errors import FileDamaged, Refusal, TapeDamaged
 from skerry.run import repair
 from skerry.run.export import part_at, write_model
-from skerry.run.facts import read_run
-from skerry.run.replay import cut_off
+from skerry.run.facts import facts_of, read_run
+from skerry.run.last_words import cut_off, state_in
 from skerry.run.rollback import kept_version
-from skerry.store.store import Store
+from skerry.store.store import FILES, RECORD, Store
 
 
 def run(words: Sequence[str]) -> int:
@@ -41,9 +41,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _exported(store: Store, out: Path, version: int | None) -> dict[str, Any]:
-    if not store.records:
-        raise Refusal(f"{store.root}: holds no run: check the path")
-    state = state_of(store.records)
+    state = state_in(store)
     left_out = cut_off(store, state) or store.left_out
     kept = None if version is None else kept_version(state, version)
     try:
@@ -73,9 +71,19 @@ def _explain(store: Store, state: RunState, kept: KeptVersion | None, error: Fil
     """Why there is no model to write, and how there can be one."""
     if kept is not None:
         return f"kept version {kept.number}: {error}, or try skerry syncer --run {store.root} --repair"
-    is_recorded = configs.decode(state.created.config).store.record == "full"
-    hint = f", or make it from the record: skerry replay {store.root} --out FILE" if is_recorded else ""
+    hint = f", or make it from the record: skerry replay {store.root} --out FILE" if _is_recorded(store, state) else ""
     return repair.explain(store, state, repair.damaged(store, state)) + hint
+
+
+def _is_recorded(store: Store, state: RunState) -> bool:
+    """Whether the run's start and every contribution since lie there, by their names."""
+    try:
+        merges = [fact.result.payloads for _, fact in facts_of(store) if isinstance(fact, Committed)]
+    except TapeDamaged:
+        return False
+    files = [store.root / FILES / file for file in state.created.files]
+    files += [store.root / RECORD / file for file in merges]  # itself a folder where nothing was recorded
+    return len(merges) == state.merges and all(file.is_file() for file in files)
 
 
 def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = None) -> str:

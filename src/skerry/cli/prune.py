@@ -13,8 +13,9 @@ from typing import Any
 
 from skerry import cli, text
 from skerry import config as configs
-from skerry.core.state import RunState, state_of
+from skerry.core.state import RunState
 from skerry.errors import Refusal
+from skerry.run.last_words import open_to_read, state_in
 from skerry.run.prune import Choice, carry_out, choose, freed
 from skerry.run.rollback import kept_version
 from skerry.run.status import check_unserved
@@ -40,7 +41,7 @@ def run(words: Sequence[str]) -> int:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     _check(options.keep_days, options.before, options.kept)
     root: Path = options.run
-    with Store.open(root, readonly=True) as store:  # what is wrong is said before anything is written
+    with open_to_read(root) as store:  # what is wrong is said before anything is written
         record = _record(root, *_chosen(store, options), options.before)
     if not options.dry_run:
         check_unserved(root)
@@ -64,9 +65,7 @@ def _check(days: float | None, before: int | None, kept: int | None) -> None:
 
 
 def _chosen(store: Store, options: Any) -> tuple[RunState, Choice]:
-    if not store.records:
-        raise Refusal(f"{store.root} holds no run: check the path")
-    state = state_of(store.records)
+    state = state_in(store)
     before = None if options.before is None else kept_version(state, options.before)
     return state, choose(store, state, time.time(), options.keep_days, before, options.kept)
 

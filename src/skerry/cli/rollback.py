@@ -7,6 +7,8 @@ from what was rolled back. A version is kept every `store.keep_every`; 0 is the 
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ from typing import Any
 from skerry import cli
 from skerry.algo.fragments import decode_layout
 from skerry.cli.status import command_for
-from skerry.core.state import KeptVersion, RunState, state_of
+from skerry.core.state import KeptVersion
 from skerry.errors import Refusal
+from skerry.node import telemetry
+from skerry.run.last_words import STATUS, open_to_read, state_in
 from skerry.run.rollback import kept_version, roll_back
 from skerry.run.room import STATE_BYTES
 from skerry.run.status import check_unserved
-from skerry.store.store import Store
-from skerry.text import lasting, size
+from skerry.shell.syncer import write_json
+from skerry.store.store import FILES, Store
+from skerry.text import counted, lasting, size
 
 
 def run(words: Sequence[str]) -> int:
@@ -40,8 +45,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _listed(root: Path) -> dict[str, Any]:
-    with Store.open(root, readonly=True) as store:
-        state = _state(store)
+    with open_to_read(root) as store:
+        state = state_in(store)
     parameters = decode_layout(state.created.layout).param_count
     return {
         "run_dir": str(root),
@@ -49,34 +54,32 @@ def _listed(root: Path) -> dict[str, Any]:
         "merges": state.merges,
         "progress": state.progress,
         "bytes_each": STATE_BYTES * parameters,
-        "kept": [_about(version) for version in [state.start, *state.kept]],
+        "kept": [_about(root, version) for version in [state.start, *state.kept]],
     }
 
 
-def _state(store: Store) -> RunState:
-    if not store.records:
-        raise Refusal(f"{store.root} holds no run: check the path")
-    return state_of(store.records)
-
-
-def _about(version: KeptVersion) -> dict[str, Any]:
+def _about(root: Path, version: KeptVersion) -> dict[str, Any]:
+    files = [root / FILES / checkpoint.file for checkpoint in version.checkpoints]
     return {
         "version": version.number,
         "progress": version.progress,
         "elapsed_s": version.elapsed_s,
         "fragment_versions": list(version.versions),
+        "files_missing": sum(not file.is_file() for file in files),
     }
 
 
 def _rolled_back(root: Path, number: int) -> dict[str, Any]:
-    with Store.open(root, readonly=True) as store:  # what is wrong is said before anything is written
-        kept_version(_state(store), number)
+    with open_to_read(root) as store:  # what is wrong is said before anything is written
+        kept_version(state_in(store), number)
     check_unserved(root)
     with Store.open(root) as store:
-        state = _state(store)
+        state = state_in(store)
         facts = roll_back(store, state, number)
         for fact in facts:
             state.apply(fact)
+        with contextlib.suppress(OSError):  # a last word, by which a tape that loses this commit is known
+            write_json(root / STATUS, telemetry.recorded(state, time.time()))
     return {
         "run_dir": str(root),
         "version": number,
@@ -92,8 +95,11 @@ def _show(record: dict[str, Any]) -> None:
     for kept in record["kept"]:
         versions = kept["fragment_versions"]
         when = f"at {kept['progress']:6.1%}, after {lasting(kept['elapsed_s'])}" if kept["version"] else "the start"
-        print(f"  {kept['version']:4d}  {when}; fragments at version {_spread(versions)}")
-    print(f"{size(record['bytes_each'])} each; go back to one with skerry rollback {record['run_dir']} --to VERSION")
+        lacks = f"; {counted(kept['files_missing'], 'file')} missing" if kept["files_missing"] else ""
+        print(f"  {kept['version']:4d}  {when}; fragments at version {_spread(versions)}{lacks}")
+    is_over = record["phase"] in ("closing", "closed")
+    way = "take the model of one with skerry export" if is_over else "go back to one with skerry rollback"
+    print(f"{size(record['bytes_each'])} each; {way} {record['run_dir']} {'--version' if is_over else '--to'} VERSION")
 
 
 def _spread(versions: Sequence[int]) -> str:

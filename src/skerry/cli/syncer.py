@@ -18,7 +18,7 @@ from skerry.algo import fragments
 from skerry.algo.fragments import decode_layout
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
-from skerry.run import repair, replay, room
+from skerry.run import last_words, repair, room
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile, create_run, read_genesis, read_layout
 from skerry.shell.address import PORT, read_token
@@ -155,12 +155,12 @@ def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
 def _check_whole(root: Path) -> None:
     """A tape that was cut off is not gone on with, and not even opened for writing, which would cut it clean."""
     if not os.path.isdir(root / "tape"):
-        if lost := replay.lost_tape(root):
+        if lost := last_words.lost_tape(root):
             raise Refusal(lost)
         return
     check_unused(root)
     with Store.open(root, readonly=True) as store:
-        cut = replay.cut_off(store, state_of(store.records) if store.records else None)
+        cut = last_words.cut_off(store, state_of(store.records) if store.records else None)
     if cut:
         raise Refusal(cut)
 

@@ -18,7 +18,8 @@ from skerry.cli import live
 from skerry.cli.export import export
 from skerry.core.state import state_of
 from skerry.errors import Refusal
-from skerry.run import evaluations, repair, replay, summary
+from skerry.run import evaluations, repair, summary
+from skerry.run.last_words import cut_off, open_to_read, state_in
 from skerry.run.tally import tally
 from skerry.shell.local import LOCAL, Local, LocalRun
 from skerry.shell.syncer import write_json
@@ -212,13 +213,11 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     given += [f"--{key}" for key, _ in overrides]
     if given:
         raise Refusal(f"--resume {run_dir}: a run goes on with its own configuration; leave {given[0]} out")
-    with Store.open(run_dir, readonly=True) as store:
-        if not store.records:
-            raise Refusal(f"--resume {run_dir}: holds no run: check the path")
-        state = state_of(store.records)
+    with open_to_read(run_dir) as store:
+        state = state_in(store)
         if state.phase == "closed":
             raise Refusal(f"--resume {run_dir}: this run is closed; export it with: skerry export {run_dir}")
-        if cut := replay.cut_off(store, state):
+        if cut := cut_off(store, state):
             raise Refusal(cut)
         if damage := repair.damaged(store, state):
             raise Refusal(repair.explain(store, state, damage))

@@ -17,8 +17,9 @@ import msgspec
 
 from skerry.algo.fragments import F32
 from skerry.core.facts import Evaluated
-from skerry.core.state import KeptVersion, RunState, state_of
+from skerry.core.state import KeptVersion, RunState
 from skerry.errors import StoreError
+from skerry.run import last_words
 from skerry.run.export import read_model
 from skerry.run.facts import read_run
 from skerry.run.rollback import kept_version
@@ -43,8 +44,8 @@ def read(root: Path, number: int | None = None, before_close: bool = False) -> M
 
 def state_in(root: Path) -> RunState:
     """Where the run in a directory stands by its tape."""
-    with Store.open(root, readonly=True) as store:
-        return _state(store)
+    with last_words.open_to_read(root) as store:
+        return last_words.state_in(store)
 
 
 def fact_of(model: Model, figures: Mapping[str, float]) -> Evaluated:
@@ -89,7 +90,7 @@ def put_on_tape(root: Path) -> None:
 
 
 def _read(store: Store, number: int | None, before_close: bool) -> Model:
-    state = _state(store)
+    state = last_words.state_in(store)
     kept = None if number is None else kept_version(state, number)
     arrays = read_model(store, state, before_close, kept)
     return _about_kept(arrays, kept) if kept is not None else _about(arrays, state, before_close)
@@ -103,9 +104,3 @@ def _about(arrays: dict[str, F32], state: RunState, before_close: bool) -> Model
 
 def _about_kept(arrays: dict[str, F32], kept: KeptVersion) -> Model:
     return Model(arrays, kept.versions, kept.progress, None if kept.number else 0)
-
-
-def _state(store: Store) -> RunState:
-    if not store.records:
-        raise StoreError(f"{store.root} holds no run: check the path")
-    return state_of(store.records)

@@ -13,6 +13,7 @@ from skerry.algo.fragments import Fragment, decode_fragments, decode_layout
 from skerry.core.facts import Fact, Pruned, RunCreated
 from skerry.core.state import RunState, decode_fact
 from skerry.errors import FileMissing, TapeDamaged, TapeUnknown
+from skerry.run.last_words import open_to_read
 from skerry.store.store import Store
 from skerry.store.tape import Record
 
@@ -36,7 +37,7 @@ def read_run(root: Path, read: Callable[[Store], Made]) -> Made:
     tape has gone on since, the tape is opened and read again.
     """
     for reading in range(1, READINGS_MAX + 1):
-        with Store.open(root, readonly=True) as store:
+        with open_to_read(root) as store:
             try:
                 return read(store)
             except FileMissing:

@@ -68,9 +68,7 @@ def explain(
     return f"{first}{more}: {first.what}" + "".join(f", or {way}" for way in ways)
 
 
-def ways_out(
-    store: Store, state: RunState, damage: Damage, tried: str, genesis: Path | None = None
-) -> list[str]:
+def ways_out(store: Store, state: RunState, damage: Damage, tried: str, genesis: Path | None = None) -> list[str]:
     """What can be done about it besides restoring a copy, each as a command and what it does; not what was `tried`."""
     serve, ways = f"skerry syncer --run {store.root}" + (f" --genesis {genesis}" if genesis else ""), []
     reached = reach(store, state, damage.fragment, damage.at.version, genesis or store.root / GENESIS)

@@ -15,8 +15,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,6 +32,7 @@ from skerry.node.algebra import FLOAT32, Merged, Values
 from skerry.node.syncer import ABS_MAX
 from skerry.run.export import packed
 from skerry.run.facts import first_segment, fragments_of, history_of
+from skerry.run.last_words import lacking, last_words, no_run
 from skerry.store.store import RECORD, Store
 from skerry.store.tape import Record
 
@@ -85,7 +84,7 @@ class Different(Exception):
 
 def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Show = lambda done, total: None) -> Report:
     """Walk the tape once; damage is raised as the store's errors, named at its first bad record."""
-    expected = _last_words(store.root)  # first: a live syncer only adds to the tape
+    expected = last_words(store.root)  # first: a live syncer only adds to the tape
     known = _known(store)
     if exclude is not None and known is not None and exclude not in known.lives:
         raise ReplayError(f"there is no learner {exclude!r} in this run, known are {', '.join(sorted(known.lives))}")
@@ -111,11 +110,12 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
         if isinstance(fact, Committed):
             show(report.merges, max(report.merges, known.merges - before if known else 0))
     if record is None:
-        raise ReplayError(cut_off(store, None) or f"{store.root}: holds no run: check the path")
+        raise ReplayError(no_run(store))
     # after a violation nobody knows whether the run is closed
     is_closed = bool(report.violations) or (audit.state is not None and audit.state.phase == "closed")
-    if lacking := _lacking(store, expected, before + report.merges, is_closed):
-        raise TapeDamaged(lacking)
+    epoch = None if report.violations or audit.state is None else audit.state.epoch
+    if gone := lacking(store, expected, before + report.merges, is_closed, epoch):
+        raise TapeDamaged(gone)
     report.checks, report.record, report.skipped = audit.checks, walk.record, walk.skipped
     if (first := first_segment(store)) > 1:
         report.begins = _begins(store, first, before, report)
@@ -160,48 +160,6 @@ def _known(store: Store) -> RunState | None:
     except TapeUnknown:  # the walk will say where
         return None
     return None if audit.violations else audit.state
-
-
-def cut_off(store: Store, state: RunState | None) -> str:
-    """Why a tape that leads to this state cannot be all of it, by what was last said of the run; empty if it can."""
-    merges, is_closed = (state.merges, state.phase == "closed") if state is not None else (0, False)
-    return _lacking(store, _last_words(store.root), merges, is_closed)
-
-
-def lost_tape(root: Path) -> str:
-    """Why a directory without a tape is not a fresh one; empty if it is."""
-    for name, said in _last_words(root):
-        if said["merges"]:
-            told = f"{name} says that its run had {said['merges']} merges"
-            return f"{root}/tape is missing, and {told}: restore it from a copy, or begin in a fresh directory"
-    return ""
-
-
-def _lacking(store: Store, words: list[tuple[str, dict[str, Any]]], merges: int, is_closed: bool) -> str:
-    """What the tape should hold by someone's last words and does not; `is_closed`: it holds the end, or may do so."""
-    for name, said in words:
-        lacks_end = said.get("phase") == "closed" and said["merges"] == merges and not is_closed
-        if said["merges"] > merges or lacks_end:
-            more = " and the end of the run" if lacks_end else ""
-            told = f"{name} says {said['merges']}{more}"
-            end = f"{store.root}/tape/{store.tape.number:06d}.seg at byte {store.tape.size}"
-            advice = "restore it from a copy, or "
-            advice += f"remove {name} to go on without what is lost" if merges else "begin anew in a fresh directory"
-            return f"{end}: truncated: the tape ends with {merges} merges, {told}: {advice}"
-    return ""
-
-
-def _last_words(root: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What the syncer and the supervisor last said of this run, if they did: the chain cannot tell a cut-off end."""
-    words = []
-    for name in ("summary.json", "status.json"):
-        try:
-            said = msgspec.json.decode((root / name).read_bytes())
-        except (OSError, msgspec.DecodeError):
-            continue
-        if isinstance(said, dict) and isinstance(said.get("merges"), int):
-            words.append((name, said))
-    return words
 
 
 # ---------------------------------------------------------------------------------------------- the values

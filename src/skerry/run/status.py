@@ -14,14 +14,11 @@ from typing import Any, Literal
 import msgspec
 
 from skerry.core.facts import Checkpointed, Evaluated, Paused, Pruned, RolledBack
-from skerry.core.state import decode_fact, state_of
+from skerry.core.state import decode_fact
 from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
-from skerry.run.replay import cut_off
+from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
-from skerry.store.store import Store
-
-STATUS = "status.json"
 
 Serving = Literal["served", "starting", "away", "new", "paused", "died", "closed"]
 """Of a run: a process serves it; one holds it and does not serve it yet; its supervisor is bringing the syncer back; or
@@ -34,10 +31,8 @@ def status_of(root: Path) -> dict[str, Any]:
     record = _last_status(root)
     if syncer is not None and record.get("pid") == syncer.pid:
         return record | _about("served", syncer, supervisor, record["at"])
-    with Store.open(root, readonly=True) as store:
-        if not store.records:
-            raise StoreError(f"{root} holds no run: check the path")
-        state, committed_at = state_of(store.records), store.tape.committed_at
+    with open_to_read(root) as store:
+        state, committed_at = state_in(store), store.tape.committed_at
         is_paused = _is_paused(store.records)
         warning = cut_off(store, state)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
@@ -53,12 +48,14 @@ def status_of(root: Path) -> dict[str, Any]:
 
 def holders_of(root: Path) -> tuple[Holder | None, Holder | None]:
     """Who serves the run in this directory, and who supervises that process."""
+    return _holder(root / LOCK), _holder(root / SUPERVISOR)
+
+
+def _holder(path: Path) -> Holder | None:
     try:
-        return holder_of(root / LOCK), holder_of(root / SUPERVISOR)
+        return holder_of(path)
     except OSError as error:
-        raise StoreError(
-            f"{root}: cannot be looked at ({error.strerror}): check the path and its permissions"
-        ) from None
+        raise StoreError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
 
 
 def check_unserved(root: Path) -> None:

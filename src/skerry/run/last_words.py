@@ -1,0 +1,95 @@
+"""What was last said of a run, and what its tape lacks by that: the chain of hashes cannot tell a cut-off end.
+
+The syncer says it in its status, a rollback in the status that it leaves, the supervisor in its summary: never more
+than was durable on the tape. Nothing is decided by it but whether to go on, and who removes it goes on with what is
+there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skerry.core.state import RunState, state_of
+from skerry.errors import StoreError
+from skerry.store.store import Store
+
+STATUS = "status.json"
+SUMMARY = "summary.json"
+
+Words = list[tuple[str, dict[str, Any]]]  # the name of a file, and what it says
+
+
+def open_to_read(root: Path) -> Store:
+    """The store of a run, whoever serves it meanwhile; where its tape is gone, that is said."""
+    try:
+        return Store.open(root, readonly=True)
+    except StoreError:
+        if not (root / "tape").exists() and (lost := lost_tape(root)):
+            raise StoreError(lost) from None
+        raise
+
+
+def state_in(store: Store) -> RunState:
+    """The run that a store holds; refused, with what is known of why, if it holds none."""
+    if not store.records:
+        raise StoreError(no_run(store))
+    return state_of(store.records)
+
+
+def no_run(store: Store) -> str:
+    """Why a store without a record holds no run."""
+    return cut_off(store, None) or f"{store.root}: holds no run: check the path"
+
+
+def cut_off(store: Store, state: RunState | None) -> str:
+    """Why a tape that leads to this state cannot be all of it, by what was last said of the run; empty if it can."""
+    words = last_words(store.root)
+    if state is None:
+        return lacking(store, words, 0, False, 0)
+    return lacking(store, words, state.merges, state.phase == "closed", state.epoch)
+
+
+def lost_tape(root: Path) -> str:
+    """Why a directory without a tape is not a fresh one; empty if it is."""
+    for name, said in last_words(root):
+        if said["merges"]:
+            told = f"{name} says that its run had {said['merges']} merges"
+            return f"{root}/tape is missing, and {told}: restore it from a copy, or begin in a fresh directory"
+    return ""
+
+
+def lacking(store: Store, words: Words, merges: int, is_closed: bool, epoch: int | None) -> str:
+    """What the tape should hold by someone's last words and does not.
+
+    `is_closed`: it holds the end, or may do so. `epoch` is its last one, None if nobody knows: a rollback adds no
+    merge, but an epoch.
+    """
+    for name, said in words:
+        later = said.get("epoch")
+        lacks_end = said.get("phase") == "closed" and said["merges"] == merges and not is_closed
+        lacks_epoch = isinstance(later, int) and epoch is not None and later > epoch
+        if said["merges"] > merges or lacks_end or lacks_epoch:
+            more = " and the end of the run" if lacks_end else ""
+            more += f" in epoch {later}, after epoch {epoch} here" if lacks_epoch and store.records else ""
+            told = f"{name} says {said['merges']}{more}"
+            end = f"{store.root}/tape/{store.tape.number:06d}.seg at byte {store.tape.size}"
+            advice = "restore it from a copy, or "
+            advice += f"remove {name} to go on without what is lost" if store.records else "begin in a fresh directory"
+            return f"{end}: truncated: the tape ends with {merges} merges, {told}: {advice}"
+    return ""
+
+
+def last_words(root: Path) -> Words:
+    """What the supervisor and the syncer, or who rolled back since, last said of this run, if they did."""
+    words = []
+    for name in (SUMMARY, STATUS):
+        try:
+            said = msgspec.json.decode((root / name).read_bytes())
+        except (OSError, msgspec.DecodeError):
+            continue
+        if isinstance(said, dict) and isinstance(said.get("merges"), int):
+            words.append((name, said))
+    return words
