@@ -96,6 +96,28 @@ def test_a_file_that_is_changed_while_a_run_is_begun_begins_none(tmp_path, chang
         assert store.records == []
 
 
+@pytest.mark.parametrize("left", ["files", "journal"])
+def test_what_a_creation_that_was_broken_off_has_left_is_removed_before_the_next(tmp_path, left):
+    """Unless there was more than a creation: what has lost its tape is left for a person to look at."""
+    for name, value in (("one", 1.0), ("other", 2.0)):
+        save_file({"a": np.full(600, value, np.float32), "b": np.full(600, -value, np.float32)}, tmp_path / name)
+
+    def broken_off(done, total):
+        raise KeyboardInterrupt
+
+    with Store.open(tmp_path / "run") as store, pytest.raises(KeyboardInterrupt):
+        create_run(store, Config(), *read_genesis(tmp_path / "one"), broken_off)
+    (stale,) = (tmp_path / "run" / "files").iterdir()
+    if left == "journal":
+        (tmp_path / "run" / "journal" / "000001.log").touch()
+    told = []
+    with Store.open(tmp_path / "run") as store:
+        created = create_run(store, Config(), *read_genesis(tmp_path / "other"), lambda *count: told.append(count))
+    found = {path.name for path in (tmp_path / "run" / "files").iterdir()}
+    assert found == {*created.files, *([stale.name] if left == "journal" else [])}
+    assert told == [(n, len(created.files)) for n in range(1, len(created.files) + 1)]
+
+
 def test_a_file_that_is_replaced_while_a_run_is_begun_does_no_harm(tmp_path):
     path = tmp_path / "g"
     save_file({"w": np.ones(600, np.float32)}, path)

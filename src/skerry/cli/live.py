@@ -74,7 +74,7 @@ def _table(console: Console) -> Iterator[Show]:
 
 
 @contextmanager
-def counting(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def counting(what: str, quiet: bool, of: str = "batches") -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr for work that says how many of how many are done; lines now and then elsewhere, or nothing."""
     console = Console(stderr=True)
     if quiet:
@@ -85,17 +85,17 @@ def counting(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
-        yield _counting_lines(what)
+        yield _counting_lines(what, of)
 
 
-def _counting_lines(what: str) -> Callable[[int, int], None]:
+def _counting_lines(what: str, of: str) -> Callable[[int, int], None]:
     at = time.monotonic()
 
     def told(done: int, total: int) -> None:
         nonlocal at
         if time.monotonic() - at > LINE_S:
             at = time.monotonic()
-            print(f"{what}: {done} of {total} batches", file=sys.stderr, flush=True)
+            print(f"{what}: {done} of {total} {of}", file=sys.stderr, flush=True)
 
     return told
 

@@ -16,6 +16,7 @@ from skerry import cli
 from skerry import config as configs
 from skerry.algo import fragments
 from skerry.algo.fragments import decode_layout
+from skerry.cli import live
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
 from skerry.run import last_words, repair, room
@@ -144,7 +145,8 @@ def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
         if store.records:
             _check_resume(store, options, overrides)
             return store
-        create_run(store, *(first or _first(options, overrides)))
+        with live.counting(f"creating {options.run}", quiet=False, of="fragments") as show:
+            create_run(store, *(first or _first(options, overrides)), show)
     except BaseException:
         store.close()
         raise

@@ -6,6 +6,7 @@ The values never come from whoever happens to be alive. What is stored has been 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +23,15 @@ from skerry.algo.fragments import F32, Fragment, Layout, Tensor, encode_fragment
 from skerry.core.facts import RULES, RunCreated
 from skerry.errors import ModelError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
-from skerry.store.store import Store
+from skerry.store.journal import JOURNAL
+from skerry.store.store import RECORD, Store
 
 AT_ONCE = 1 << 22  # values that are looked at together
 GENESIS = "genesis.safetensors"  # in the directory of a local run
+Show = Callable[[int, int], None]  # (fragments written, of how many)
 METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
+
+log = logging.getLogger("skerry.store")
 
 
 class GenesisFile(Mapping[str, F32]):
@@ -134,9 +139,14 @@ def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Lay
         raise ModelError(f"{path}: {error}") from None
 
 
-def create_run(store: Store, config: configs.Config, layout: Layout, first: GenesisFile) -> RunCreated:
-    """Begin a run with the values of a file."""
-    return begin(store, config, layout, first.fragment)
+def create_run(
+    store: Store, config: configs.Config, layout: Layout, first: GenesisFile, show: Show = lambda done, total: None
+) -> RunCreated:
+    """Begin a run with the values of a file, in place of what a creation that was broken off has left."""
+    was_run = any(any((store.root / folder).iterdir()) for folder in (JOURNAL, RECORD))  # and has lost its tape
+    if not was_run and (stale := store.collect(())):
+        log.info("%s: removed %d files of a creation that was broken off", store.root, stale)
+    return begin(store, config, layout, first.fragment, show=show)
 
 
 def begin(
@@ -145,6 +155,7 @@ def begin(
     layout: Layout,
     first: Callable[[Fragment], Array],
     algebra: Algebra = FLOAT32,
+    show: Show = lambda done, total: None,
 ) -> RunCreated:
     """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape."""
     fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
@@ -156,6 +167,7 @@ def begin(
         digests.append(algebra.digest(theta))
         states.append(algebra.state_digest(values))
         thetas.append(algebra.sha256(theta))
+        show(len(files), len(fragments))
     fact = RunCreated(
         run=config.run.name,
         rules=RULES,
