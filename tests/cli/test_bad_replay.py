@@ -149,8 +149,8 @@ def test_an_unknown_learner(refused, run_dir):
 
 def test_excluding_needs_the_contributions(refused, tmp_path):
     run_dir = grown(tmp_path / "decided", "decisions")
-    assert "train with --record full" in refused(run_dir, "--exclude", "a")
-    assert "train with --record full" in refused(run_dir, "--out", tmp_path / "model")
+    assert "begin one with --store.record full" in refused(run_dir, "--exclude", "a")
+    assert "begin one with --store.record full" in refused(run_dir, "--out", tmp_path / "model")
 
 
 def test_an_out_that_is_there_or_has_no_folder(refused, run_dir, tmp_path):

@@ -2,13 +2,14 @@
 
 import json
 
+import msgspec
 import pytest
 from safetensors import safe_open
 
 from cli.called import called
 from node.pair import Pair, config_of
 from skerry.core.events import Interrupted
-from skerry.core.facts import RolledBack
+from skerry.core.facts import Pruned, RolledBack
 from skerry.core.state import decode_fact, state_of
 from skerry.run.status import status_of
 from skerry.store import Store
@@ -105,6 +106,20 @@ def test_a_kept_version_whose_files_are_gone_is_marked(capsys, root):
     assert [kept["files_missing"] for kept in answered(capsys, "rollback", root)["kept"]] == [0, 2]
     _, out, _ = called(capsys, "rollback", root)
     assert out.splitlines()[2].endswith("; 2 files missing") and "missing" not in out.splitlines()[1]
+
+
+def test_a_finished_run_keeps_the_date_of_its_end(capsys, tmp_path):
+    with Pair(tmp_path / "run", config_of(steps=40)) as pair:
+        pair.join("a")
+        pair.close()
+    ended_at = answered(capsys, "status", pair.root)["at"]
+    with Store.open(pair.root, clock=lambda: ended_at + 1000.0) as store:
+        store.commit([msgspec.msgpack.encode(Pruned(1, ()))])
+    assert answered(capsys, "status", pair.root)["at"] == ended_at
+    (pair.root / "status.json").write_text(json.dumps({"phase": "closed", "at": ended_at}))
+    with Store.open(pair.root, clock=lambda: ended_at + 2000.0) as store:
+        store.rotate(msgspec.msgpack.encode(state_of(store.records)))
+    assert answered(capsys, "status", pair.root)["at"] == ended_at
 
 
 def test_of_a_finished_run_a_kept_version_can_be_exported(capsys, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from node.pair import STEP_S, Pair, config_of
 from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import Tensor
+from skerry.algo.fragments import Tensor, layout_of, split
 from skerry.errors import Refusal
 from skerry.plan import needs
 from skerry.plan.bandwidth import periods
@@ -146,8 +146,9 @@ def test_kept_versions_of_a_real_run(tmp_path):
 
 
 def test_a_disk_too_small_for_kept_versions_is_told_to_keep_none(tmp_path, monkeypatch):
-    config, parameters = config_of(store={"keep_every": 0.1}), [2**20] * 4
-    without = sum(room.disk(parameters, msgspec.structs.replace(config.store, keep_every=0.0)).values())
+    config = config_of(store={"keep_every": 0.1})
+    fragments = split(layout_of(Tensor(f"w{n}", (2**20 - 1,)) for n in range(4)), 4)
+    without = sum(room.disk([2**20] * 4, msgspec.structs.replace(config.store, keep_every=0.0)).values())
     monkeypatch.setattr(room, "free_disk", lambda root: without)
-    with pytest.raises(Refusal, match=r"of disk in .*: with --store.keep_every 0 it fits$"):
-        room.check(tmp_path, config, parameters, is_new=True)
+    with pytest.raises(Refusal, match=r"a model of 4,194,300 .* of disk in .*: with --store.keep_every 0 it fits$"):
+        room.check(tmp_path, config, fragments, is_new=True)

@@ -281,7 +281,7 @@ def test_an_unknown_learner_is_refused_before_any_work_naming_the_known(recorded
 
 
 def test_without_contributions_nobody_can_be_excluded(decided):
-    with pytest.raises(ReplayError, match="kept no contributions to merge again: train with --record full"):
+    with pytest.raises(ReplayError, match=r"kept no contributions to merge again: begin one with --store\.record full"):
         replayed(decided, exclude="a")
 
 

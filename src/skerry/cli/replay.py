@@ -1,6 +1,6 @@
 """skerry replay: read a run's tape again, audit every fact, recompute every merge and compare to the bit.
 
-Merges are recomputed where the run kept the contributions (skerry train --record full). With --exclude they are merged
+Merges are recomputed where the run kept the contributions (--store.record full). With --exclude they are merged
 again without one learner's, the others' as recorded.
 """
 
@@ -56,7 +56,11 @@ def _check_out(root: Path, out: Path) -> None:
 
 def _write(out: Path, report: Report) -> None:
     if not report.model:
-        why = "it differs" if not report.identical else "this run kept no contributions: train with --record full"
+        why = (
+            "it differs"
+            if not report.identical
+            else "this run kept no contributions: begin one with --store.record full"
+        )
         first = report.first_difference or (report.begins if report.record == "full" else "")
         raise Refusal(f"--out {out}: there is no recomputed model to write: {first or why}")
     try:
@@ -120,7 +124,7 @@ def _print(report: Report) -> None:
 
 def _why_not(report: Report) -> str:
     if report.record != "full":
-        return "for this run kept no contributions (--record decisions)"
+        return "for this run kept no contributions (store.record = decisions)"
     return (
         "for no kept version leads on to a merge that the tape still tells of"
         if report.begins

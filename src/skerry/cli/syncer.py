@@ -172,7 +172,7 @@ def _check_resume(store: Store, options: argparse.Namespace, overrides: Override
     state = state_of(store.records)
     config = configs.decode(state.created.config)
     _check_config(store.root, config, options, overrides)
-    room.check(store.root, config, [fragment.size for fragment in fragments_of(state.created)], is_new=False)
+    room.check(store.root, config, fragments_of(state.created), is_new=False)
     if options.genesis is not None and not options.genesis.exists():
         log.warning("%s is gone; that does no harm, the run has its own values", options.genesis)
     elif options.genesis is not None:
@@ -216,7 +216,7 @@ def _that_fits(root: Path, config: configs.Config, genesis: Path) -> First:
     """Refused before a value is read if this machine cannot hold it."""
     sync = config.sync
     split = fragments.split(read_layout(genesis), sync.num_fragments, sync.cut_tensors)
-    room.check(root, config, [fragment.size for fragment in split], is_new=True)
+    room.check(root, config, split, is_new=True)
     return config, *read_genesis(genesis)
 
 

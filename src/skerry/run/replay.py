@@ -262,7 +262,7 @@ class _Walk:
             if self._excluded is not None:
                 raise ReplayError(
                     f"{self._store.root}: was run with store.record = decisions and kept no contributions to merge "
-                    "again: train with --record full"
+                    "again: begin one with --store.record full"
                 )
             return
         try:

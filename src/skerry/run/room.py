@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from skerry.algo.codecs import payload_bytes
+from skerry.algo.fragments import Fragment
 from skerry.config import Config
 from skerry.config import Store as Keeping
 from skerry.errors import Refusal
@@ -59,9 +60,11 @@ def kept_versions(every: float) -> int:
     return math.ceil(1 / every) - 1 if 0 < every < 1 else 0
 
 
-def check(root: Path, config: Config, sizes: Sequence[int], is_new: bool) -> None:
+def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: bool) -> None:
     """Refuse a model that this machine cannot hold, with the numbers."""
-    what = f"a model of {sum(sizes):,} parameters"
+    sizes = [fragment.size for fragment in fragments]
+    # without what lies between the tensors in a fragment
+    what = f"a model of {sum(slot.size for fragment in fragments for slot in fragment.slots):,} parameters"
     needed, free = sum(memory(config, sizes).values()), free_memory()
     if free is not None and needed > free:
         raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")

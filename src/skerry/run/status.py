@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.core.facts import Checkpointed, Evaluated, Paused, Pruned, RolledBack
+from skerry.core.facts import Checkpointed, Evaluated, Paused, PhaseChanged, Pruned, RolledBack
 from skerry.core.state import decode_fact
 from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
 from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
+from skerry.store.store import Store
 
 Serving = Literal["served", "starting", "away", "new", "paused", "died", "closed"]
 """Of a run: a process serves it; one holds it and does not serve it yet; its supervisor is bringing the syncer back; or
@@ -32,7 +33,8 @@ def status_of(root: Path) -> dict[str, Any]:
     if syncer is not None and record.get("pid") == syncer.pid:
         return record | _about("served", syncer, supervisor, record["at"])
     with open_to_read(root) as store:
-        state, committed_at = state_in(store), store.tape.committed_at
+        state = state_in(store)
+        said_at = _closed_at(store) if state.phase == "closed" else store.tape.committed_at
         is_paused = _is_paused(store.records)
         warning = cut_off(store, state)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
@@ -42,7 +44,7 @@ def status_of(root: Path) -> dict[str, Any]:
         serving = "starting"
     elif supervisor is not None:
         serving = "away"
-    record = telemetry.recorded(state, committed_at) | _about(serving, syncer, supervisor, committed_at)
+    record = telemetry.recorded(state, said_at) | _about(serving, syncer, supervisor, said_at)
     return record | ({"warning": warning} if warning else {})
 
 
@@ -63,6 +65,16 @@ def check_unserved(root: Path) -> None:
     for holder in holders_of(root):
         if holder is not None:
             raise StoreInUse(f"{root} is served by process {holder.pid or 'unknown'}: end it with skerry stop {root}")
+
+
+def _closed_at(store: Store) -> float:
+    """When the run ended: evaluations and prunings may follow on the tape, and a pruning may remove the word of it."""
+    for record in store.history(store.tape.number):
+        fact = decode_fact(record.body)
+        if isinstance(fact, PhaseChanged) and fact.phase == "closed":
+            return record.at
+    last = _last_status(store.root)
+    return float(last["at"]) if last.get("phase") == "closed" else store.tape.committed_at
 
 
 def _is_paused(records: Sequence[bytes]) -> bool:

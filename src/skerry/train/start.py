@@ -26,7 +26,7 @@ def check_room(run_dir: Path, config: configs.Config, is_new: bool) -> None:
     shape = shape_of(config.model)
     layout = layout_of_model(outline(shape.layers, shape.width, shape.heads, shape.context))
     fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
-    room.check(run_dir, config, [fragment.size for fragment in fragments], is_new)
+    room.check(run_dir, config, fragments, is_new)
 
 
 def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn.Module) -> None:
