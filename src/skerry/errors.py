@@ -5,7 +5,8 @@ what is raised and caught inside one module stays there.
 *Remote*: the process at the other end of a connection said or did something, or nothing at all.
 
 An error's text is one line for a person: the thing, the place and the next step. A command prints it and exits with
-code 2; a training loop may catch `skerry.SkerryError`, or `skerry.RemoteError` for what lies on the other side.
+its `code`, 2 unless the same command may do later; a training loop may catch `skerry.SkerryError`, or
+`skerry.RemoteError` for what lies on the other side.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ LINE_CHARS_MAX = 300  # of what a peer had a hand in
 
 class SkerryError(Exception):
     """Anything Skerry refuses or cannot do; the text is one line."""
+
+    code = 2  # with which a command exits
 
 
 class LocalError(SkerryError):
@@ -48,6 +51,12 @@ class DataError(LocalError):
 
 class StoreError(LocalError):
     """The run directory cannot be used, or could not be written."""
+
+
+class DiskFull(StoreError):
+    """There is no room at the moment; with some, the same command goes on."""
+
+    code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class StoreInUse(StoreError):

@@ -606,7 +606,7 @@ def test_a_full_disk_stops_the_syncer_with_committed_state_intact(tmp_path, smal
         with contextlib.suppress(AssertionError):  # a page that is begun has room for a while; then the link is lost
             while True:
                 puppet.merge_once()
-        assert syncer.wait() == 2
+        assert syncer.wait() == (75 if small_disk else 2), "there may be room later"
     (line,) = syncer.refusals
     assert "Traceback" not in syncer.said
     if small_disk:

@@ -1,5 +1,6 @@
 """Pruning a run: what goes, what stays, what can still be done, and that a crash anywhere in it does no harm."""
 
+import errno
 import hashlib
 import shutil
 from pathlib import Path
@@ -7,21 +8,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cli.called import called
 from node.pair import Pair, config_of
 from skerry.core.facts import Committed, Pruned
 from skerry.core.state import RunState, state_of
-from skerry.errors import FileDamaged, ReplayError, TapeDamaged
+from skerry.errors import FileDamaged, ReplayError, StoreError, TapeDamaged
 from skerry.node import versions
 from skerry.proof.sim.files import Crash, CrashFiles, Inode, Session
 from skerry.run import repair
 from skerry.run.export import write_model
 from skerry.run.facts import entries_of, first_segment, fragments_of, history_of
-from skerry.run.prune import DAY_S, carry_out, choose, freed
+from skerry.run.prune import DAY_S, carry_out, choose, freed, make_way
 from skerry.run.replay import replay
 from skerry.run.rollback import roll_back
 from skerry.run.status import status_of
 from skerry.run.tally import tally
 from skerry.store import Store
+from skerry.store.files import DiskFiles
 
 IN_MEMORY = Path("/run")
 STEPS = 240
@@ -105,6 +108,53 @@ def check_replays(root):
 
 def segments_in(root):
     return sorted(int(path.name[:6]) for path in (root / "tape").glob("*.seg"))
+
+
+# ---------------------------------------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Nothing can be written until a file was removed; reading and removing go on."""
+    is_full = True
+
+    def write(files, *about):
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device", about[0])
+        return whole[0](files, *about)
+
+    def remove(files, name):
+        nonlocal is_full
+        is_full = False
+        whole[1](files, name)
+
+    whole = DiskFiles.write, DiskFiles.remove
+    monkeypatch.setattr(DiskFiles, "write", write)
+    monkeypatch.setattr(DiskFiles, "remove", remove)
+
+
+@pytest.mark.parametrize("words", [["--before", 2], ["--kept", 1]], ids=lambda words: words[0])
+def test_a_full_disk_is_pruned_all_the_same(root, tmp_path, capsys, full_disk, words):
+    model = exported(root, tmp_path / "model")
+    code, _, said = called(capsys, "prune", root, *words)
+    assert (code, said) == (0, "")
+    state = state_in(root)
+    assert len(state.kept) < 4 and exported(root, tmp_path / "again") == model
+    assert {path.name for path in (root / "files").iterdir()} == state.files
+    check_replays(root)
+
+
+def test_what_makes_way_is_what_was_to_go_and_another_prune_ends_it(root, tmp_path):
+    """Broken off between the files and the record that says so: the run is whole, and says the same when pruned."""
+    state = state_in(root)
+    with Store.open(root, readonly=True) as store:
+        choice = choose(store, state, 0.0, before=state.kept_version(2))
+    make_way(root, state, choice)
+    assert {path.name for path in (root / "record").iterdir()} == choice.payloads
+    with pytest.raises(StoreError, match="missing"):
+        replayed(root)
+    pruned(root, before=2)
+    check_replays(root)
 
 
 # ---------------------------------------------------------------------------------------------- what goes

@@ -113,12 +113,23 @@ def test_collect_keeps_what_is_named_and_what_awaits_its_commit(tmp_path: Path) 
         kept, dropped = store.put([b"kept"]), store.put([b"dropped"])
         store.commit([b"one"], [kept, dropped])
         waiting = store.put([b"waiting"])
-        for name in (f"{sha(b'torn')}.tmp", "notes.txt"):
-            (tmp_path / "files" / name).write_bytes(b"?")
-        assert store.collect({kept}) == 2
+        (tmp_path / "files" / "notes.txt").write_bytes(b"?")
+        assert store.collect({kept}) == 1
         assert sorted(os.listdir(tmp_path / "files")) == sorted([kept, waiting, "notes.txt"])
         with pytest.raises(FileDamaged, match=f"{dropped} is missing"):
             store.get(dropped)
+
+
+@pytest.mark.parametrize("folder", ["files", "record"])
+def test_what_a_put_that_did_not_end_has_left_is_removed_by_the_next_writer(tmp_path: Path, folder: str) -> None:
+    with Store.open(tmp_path) as store:
+        store.commit([b"one"])
+    for name in (f"{sha(b'torn')}.0.tmp", "notes.tmp"):
+        (tmp_path / folder / name).write_bytes(b"?")
+    with Store.open(tmp_path, readonly=True):
+        assert len(os.listdir(tmp_path / folder)) == 2, "a writer may be at it"
+    with Store.open(tmp_path):
+        assert os.listdir(tmp_path / folder) == ["notes.tmp"], "nothing of ours"
 
 
 def test_a_changed_file_is_refused_by_name(tmp_path: Path) -> None:

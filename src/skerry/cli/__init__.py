@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; exit 0 done, 2 refused, 130 interrupted."""
+    """Run one command; exit 0 done, 2 refused, 75 no room at the moment, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     if threading.current_thread() is threading.main_thread():
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"skerry: {line}", file=sys.stderr)
         if as_json:
             print_json({"error": line})
-        code = 2
+        code = error.code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

@@ -14,9 +14,9 @@ from typing import Any
 from skerry import cli, text
 from skerry import config as configs
 from skerry.core.state import RunState
-from skerry.errors import Refusal
+from skerry.errors import DiskFull, Refusal
 from skerry.run.last_words import open_to_read, state_in
-from skerry.run.prune import Choice, carry_out, choose, freed
+from skerry.run.prune import Choice, carry_out, choose, freed, make_way
 from skerry.run.rollback import kept_version
 from skerry.run.status import check_unserved
 from skerry.store.store import Store
@@ -42,15 +42,23 @@ def run(words: Sequence[str]) -> int:
     _check(options.keep_days, options.before, options.kept)
     root: Path = options.run
     with open_to_read(root) as store:  # what is wrong is said before anything is written
-        record = _record(root, *_chosen(store, options), options.before)
+        state, choice = _chosen(store, options)
+        record = _record(root, state, choice, options.before)
     if not options.dry_run:
         check_unserved(root)
-        with Store.open(root) as store:
-            state, choice = _chosen(store, options)
-            record = _record(root, state, choice, options.before) | {"removed": True}
-            carry_out(store, state, choice)
+        try:
+            _prune(root, options)
+        except DiskFull:
+            make_way(root, state, choice)
+            _prune(root, options)
+        record["removed"] = True
     cli.tell(record, options.json, _show)
     return 0
+
+
+def _prune(root: Path, options: Any) -> None:
+    with Store.open(root) as store:
+        carry_out(store, *_chosen(store, options))
 
 
 def _check(days: float | None, before: int | None, kept: int | None) -> None:

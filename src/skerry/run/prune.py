@@ -8,7 +8,7 @@ behind the newest one, a new one is begun. Going on, export, and repair from che
 what is removed. Replay audits from the new beginning, and recomputes from the first kept version behind it.
 
 First a record says what is removed, then it is: a prune that is broken off leaves files that nobody reads any more, and
-the next one removes them.
+the next one removes them. Where the disk has no room for the record, some of the files go before it (`make_way`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from skerry.core.facts import Committed, Kept, Pruned
 from skerry.core.state import KeptVersion, RunState, decode_fact
 from skerry.run.facts import history_of
-from skerry.store.store import FILES, RECORD, Store
+from skerry.store.store import FILES, RECORD, Store, make_room
 
 DAY_S = 86400.0
 
@@ -123,13 +123,24 @@ def carry_out(store: Store, state: RunState, choice: Choice) -> None:
     store.prune(choice.first, choice.payloads)
 
 
+def make_way(root: Path, state: RunState, choice: Choice) -> None:
+    """On a disk too full to write the record: remove checkpoints and contributions first, but nothing of the tape.
+
+    The run goes on without them. If this is broken off, rollback and replay miss what was to go, until it is pruned.
+    """
+    make_room(root, state.files - _without(state, choice).files, choice.payloads)
+
+
+def _without(state: RunState, choice: Choice) -> RunState:
+    return msgspec.structs.replace(state, kept=[v for v in state.kept if v.number not in choice.kept])
+
+
 # ---------------------------------------------------------------------------------------------- what it frees
 
 
 def freed(root: Path, state: RunState, choice: Choice) -> dict[str, int]:
     """Bytes by what they are of, as they lie on the disk now."""
-    after = msgspec.structs.replace(state, kept=[v for v in state.kept if v.number not in choice.kept])
-    needed = after.files
+    needed = _without(state, choice).files
     return {
         "tape": _bytes(path for path in _in(root / "tape") if _is_before(path, choice.first)),
         "contributions": _bytes(path for path in _in(root / RECORD) if path.name[:64] not in choice.payloads),

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from skerry.errors import RunFailed
+from skerry.errors import DiskFull, RunFailed
 from skerry.run.evaluations import waiting
 from skerry.run.summary import Kill
 from skerry.shell.evaluate import figures_told
@@ -216,8 +216,10 @@ class LocalRun:
             child.due_at = time.monotonic() + child.excused_s
             child.excused_s = None
             self.tell(f"{child.name} ended (exit {code}): {child.last_line().removeprefix('skerry: ')}")
-        elif code == 2:
+        elif code == RunFailed.code:
             raise RunFailed(_said(child))
+        elif code == DiskFull.code:
+            raise DiskFull(_said(child))
         else:
             child.crashes += 1
             if child.crashes > CRASHES_MAX:

@@ -7,6 +7,7 @@ it has this very file open.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 LOCK = "lock"  # of a run directory: who writes its tape, a syncer
 SUPERVISOR = "supervisor.lock"  # who starts that syncer again when it ends: the supervisor of a local run
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _PID_BYTES_MAX = 20
 
 
@@ -31,7 +33,11 @@ def take(fd: int) -> str:
     except BlockingIOError:
         return os.read(fd, _PID_BYTES_MAX).decode("ascii", "replace").strip() or "unknown"
     os.ftruncate(fd, 0)
-    os.write(fd, b"%d\n" % os.getpid())
+    try:
+        os.write(fd, b"%d\n" % os.getpid())
+    except OSError as error:
+        if error.errno not in NO_ROOM:  # on a full disk it is held without a name: what frees space must be possible
+            raise
     return ""
 
 

@@ -28,11 +28,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from skerry.errors import FileDamaged, FileMissing, StoreError, TapeDamaged, TapeUnknown
+from skerry.errors import DiskFull, FileDamaged, FileMissing, StoreError, TapeDamaged, TapeUnknown
 
 from . import journal
 from .files import DiskFiles, FileSystem, flat
 from .journal import JOURNAL, Journal, Place
+from .lock import NO_ROOM
 from .tape import CUTS_MAX, Record, Tape, read_all
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept until they are pruned
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_OURS = re.compile(r"([0-9a-f]{64})(\.[0-9]+)?(\.tmp)?")  # a file, or what a put that crashed has left
+_LEFTOVER = re.compile(r"[0-9a-f]{64}\.[0-9]+\.tmp")  # of a put that did not end
 # Why a file that is whole may not be read: this process lacks something, and a later one may have it.
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 
@@ -95,9 +96,9 @@ class Store:
         except FileNotFoundError as error:
             if readonly:
                 raise StoreError(f"{root} holds no store: check the path") from error
-            raise StoreError(_explain(root, "open", error)) from error
+            raise _failure(root, "open", error) from error
         except OSError as error:
-            raise StoreError(_explain(root, "open", error)) from error
+            raise _failure(root, "open", error) from error
         except (TapeDamaged, TapeUnknown) as error:
             raise type(error)(f"{root}/{error}") from error
 
@@ -196,20 +197,21 @@ class Store:
             self.tape.rotate(fold, self._clock())
 
     def collect(self, keep: Collection[str], keep_journal: Collection[int] = ()) -> int:
-        """Remove files not in `keep`, leftovers of crashed puts, and files of the journal; not what awaits a commit."""
+        """Remove files not in `keep`, and files of the journal; not what awaits a commit."""
         with self._writing("collect"):
-            ours = [(found[1], name) for name in self._files.names(FILES) if (found := _OURS.fullmatch(name))]
-            removed = sum(self._remove(digest, name) for digest, name in ours if digest not in keep)
+            ours = [name for name in self._files.names(FILES) if _DIGEST.fullmatch(name)]
+            removed = sum(self._remove(digest) for digest in ours if digest not in keep)
             return removed + self.journal.collect(keep_journal)
 
-    def _remove(self, digest: str, name: str) -> bool:
+    def _remove(self, digest: str) -> bool:
         """Whether it was; under the lock, for a put of the same contents relies on what is written already."""
+        name = f"{FILES}/{digest}"
         with self._lock:
-            if f"{FILES}/{digest}" in self._uncommitted:
+            if name in self._uncommitted:
                 return False
-            self._written.discard(f"{FILES}/{name}")
+            self._written.discard(name)
             with suppress(IsADirectoryError):  # nothing of ours
-                self._files.remove(f"{FILES}/{name}")
+                self._files.remove(name)
         return True
 
     def prune(self, first: int, keep: Collection[str]) -> int:
@@ -218,11 +220,9 @@ class Store:
         A record says already that they are not there any more, so it does not matter how far this comes.
         """
         with self._writing("prune"):
-            stale = [
-                name for name in self._files.names(RECORD) if (ours := _OURS.fullmatch(name)) and ours[1] not in keep
-            ]
+            stale = _recorded_besides(self._files, keep)
             for name in stale:
-                self._files.remove(f"{RECORD}/{name}")
+                self._files.remove(name)
             return len(stale) + self.tape.prune(first)
 
     def history(self, first: int = 1) -> Iterator[Record]:
@@ -232,7 +232,7 @@ class Store:
             yield from read_all(self._files, first)
         except OSError as error:
             if error.errno in _OF_THE_MACHINE:
-                raise StoreError(_explain(self.root, "history", error)) from error
+                raise _failure(self.root, "history", error) from error
             raise TapeDamaged(f"{self.root}/{error.filename} {_unreadable(error)}") from error
         except (TapeDamaged, TapeUnknown) as error:
             raise type(error)(f"{self.root}/{error}") from error
@@ -275,7 +275,7 @@ class Store:
             raise FileMissing(f"{what} is missing: restore it from a copy") from None
         except OSError as error:
             if error.errno in _OF_THE_MACHINE:
-                raise StoreError(_explain(self.root, doing, error)) from error
+                raise _failure(self.root, doing, error) from error
             raise FileDamaged(f"{what} {_unreadable(error)}") from error
 
     @contextmanager
@@ -287,9 +287,9 @@ class Store:
         try:
             yield
         except OSError as error:
-            reason = _explain(self.root, doing, error)
-            self._stopped = f"{self.root}: stopped after a failed write or fsync, restart: {reason}"
-            raise StoreError(reason) from error
+            failure = _failure(self.root, doing, error)
+            self._stopped = f"{self.root}: stopped after a failed write or fsync, restart: {failure}"
+            raise failure from error
         except BaseException as error:
             self._stopped = f"{self.root}: stopped, {doing} was broken off by {type(error).__name__}: restart"
             raise
@@ -301,7 +301,27 @@ def check_unused(root: Path) -> None:
         with closing(DiskFiles(root, create=False)) as files:
             files.lock()
     except OSError as error:
-        raise StoreError(_explain(root, "open", error)) from error
+        raise _failure(root, "open", error) from error
+
+
+def make_room(root: Path, files: Iterable[str], keep: Collection[str]) -> None:
+    """Remove these files, and recorded contributions not in `keep`, though no record says so yet.
+
+    For a disk so full that no store opens. Until a record says it, who looks for them finds them missing.
+    """
+    try:
+        with closing(DiskFiles(root, create=False)) as disk:
+            disk.lock()
+            recorded = _recorded_besides(disk, keep)
+            for name in sorted(f"{FILES}/{digest}" for digest in files) + recorded:
+                with suppress(FileNotFoundError):  # removed before, and broken off
+                    disk.remove(name)
+    except OSError as error:
+        raise _failure(root, "remove", error) from error
+
+
+def _recorded_besides(files: FileSystem, keep: Collection[str]) -> list[str]:
+    return [f"{RECORD}/{name}" for name in files.names(RECORD) if _DIGEST.fullmatch(name) and name not in keep]
 
 
 def _prepare(files: FileSystem) -> None:
@@ -311,6 +331,9 @@ def _prepare(files: FileSystem) -> None:
     files.make_dir(RECORD)
     files.make_dir(JOURNAL)
     files.sync_dir("")
+    for folder in (FILES, RECORD):
+        for name in filter(_LEFTOVER.fullmatch, files.names(folder)):
+            files.remove(f"{folder}/{name}")
 
 
 def _digest(parts: Sequence[Buffer]) -> str:
@@ -324,12 +347,14 @@ def _unreadable(error: OSError) -> str:
     return f"cannot be read ({error.strerror or error}): restore it from a copy"
 
 
-def _explain(root: Path, doing: str, error: OSError) -> str:
+def _failure(root: Path, doing: str, error: OSError) -> StoreError:
+    """What went wrong, in a line; the caller raises it."""
     where = root / str(error.filename or "")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({where}); committed state is intact: free space and restart"
+    if error.errno in NO_ROOM:
+        return DiskFull(f"the disk is full ({where}); committed state is intact: free space and restart")
     if error.errno == errno.EFBIG:
-        return f"{where} may not grow any more; committed state is intact: raise the limit (ulimit -f) and restart"
+        remedy = "committed state is intact: raise the limit (ulimit -f) and restart"
+        return StoreError(f"{where} may not grow any more; {remedy}")
     is_inside = bool(error.filename) and not Path(str(error.filename)).is_absolute()
     folder = "a folder belongs there: move away what is in its place" if is_inside else "choose a directory"
     file = "a file belongs there: move away what is in its place"
@@ -341,4 +366,4 @@ def _explain(root: Path, doing: str, error: OSError) -> str:
         errno.EISDIR: file,
         errno.ELOOP: file,
     }.get(error.errno or 0, "check the disk, then restart")
-    return f"{doing} failed at {where}: {error.strerror or error}; {remedy}"
+    return StoreError(f"{doing} failed at {where}: {error.strerror or error}; {remedy}")
