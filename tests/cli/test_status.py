@@ -1,6 +1,7 @@
 """skerry status, on real processes: a run that is served, by its directory and over the wire, and one that is not."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from skerry.cli import status as command
 from skerry.run.genesis import create_run, read_genesis
 from skerry.store import Store
 from skerry.store.lock import LOCK
+from skerry.text import lasting
 
 TOKEN = "a secret that nobody may see"
 
@@ -44,6 +46,19 @@ def refused(capsys):
         return line
 
     return run
+
+
+def test_a_start_says_for_how_long_it_has_been_one(tmp_path, look):
+    layout, values = read_genesis(write_genesis(tmp_path / "genesis"))
+    with Store.open(tmp_path / "run") as store:
+        create_run(store, config_of(), layout, values)
+        taken_at = (tmp_path / "run" / LOCK).stat().st_mtime - 7200
+        os.utime(tmp_path / "run" / LOCK, (taken_at, taken_at))
+        shown, record = look(tmp_path / "run")
+    assert record["serving"] == "starting" and record["starting_s"] >= 7200
+    assert f"not yet: process {os.getpid()} has been starting or repairing it for {lasting(7200)}" in " ".join(
+        shown.split()
+    )
 
 
 def test_a_served_run_is_shown_alike_by_its_directory_and_over_the_wire(tmp_path, look):

@@ -14,7 +14,7 @@ from skerry.config import Config
 from skerry.core.state import state_of
 from skerry.errors import ModelError, TapeDamaged
 from skerry.run.export import read_model
-from skerry.run.genesis import METADATA, begin, create_run, read_genesis, read_layout
+from skerry.run.genesis import METADATA, begin, create_run, is_from, read_genesis, read_layout
 from skerry.store import Store
 
 
@@ -54,6 +54,17 @@ def test_values_that_no_run_can_start_from_are_refused_by_name(tmp_path):
     save_file({"w": np.zeros(2, np.float64)}, tmp_path / "g")
     with pytest.raises(ModelError, match="parameter w is F64; a genesis holds float32"):
         read_genesis(tmp_path / "g")
+
+
+def test_a_run_knows_the_file_it_began_with(tmp_path):
+    save_file({"w": np.arange(300, dtype=np.float32)}, tmp_path / "g")
+    layout, values = read_genesis(tmp_path / "g")
+    with Store.open(tmp_path / "run") as store:
+        created = create_run(store, Config(), layout, values)
+    assert is_from(tmp_path / "g", layout, created)
+    for other in (np.zeros(300, np.float32), np.full(300, np.nan, np.float32)):
+        save_file({"w": other}, tmp_path / "other")
+        assert not is_from(tmp_path / "other", layout, created)
 
 
 def rewritten(path):

@@ -24,7 +24,7 @@ OLD_S = 5.0  # a syncer writes its status twice a second
 SAID = {  # by the rows below, or of no use to a person who looks once
     "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "over_budget", "merges", "contributors_mean",
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
-    "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away",
+    "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
 }  # fmt: skip
 
@@ -119,7 +119,7 @@ def _serving(r: dict[str, Any], root: Path) -> str:
             old = f" but silent for {lasting(r['age_s'])}" if r["age_s"] > OLD_S else ""
             return f"on {r['address']} by process {r['pid']}{where}{old}"
         case "starting":
-            return f"not yet: process {r['pid']} holds the run, and is starting or repairing it"
+            return f"not yet: process {r['pid']} has been starting or repairing it for {lasting(r['starting_s'])}"
         case "away":
             return f"not now: its supervisor, process {r['supervisor']}, is starting the syncer again"
         case "closed":

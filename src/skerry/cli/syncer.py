@@ -21,7 +21,7 @@ from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
 from skerry.run import last_words, repair, room
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import GENESIS, GenesisFile, create_run, read_genesis, read_layout
+from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, read_genesis, read_layout
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
@@ -176,11 +176,13 @@ def _check_resume(store: Store, options: argparse.Namespace, overrides: Override
     if options.genesis is not None and not options.genesis.exists():
         log.warning("%s is gone; that does no harm, the run has its own values", options.genesis)
     elif options.genesis is not None:
-        difference = fragments.first_difference(read_layout(options.genesis), decode_layout(state.created.layout))
+        layout = decode_layout(state.created.layout)
+        difference = fragments.first_difference(read_layout(options.genesis), layout)
         if difference:
             where = f"(here: {options.genesis}, there: the run)"
             raise Refusal(f"{store.root}: holds a run of another model: {difference} {where}")
-        log.info("%s has the run's layout; its values are not looked at, the run has its own", options.genesis)
+        if not is_from(options.genesis, layout, state.created):
+            log.warning("%s has other values than the run began with; the run goes on with its own", options.genesis)
 
 
 def _check_config(root: Path, recorded: configs.Config, options: argparse.Namespace, overrides: Overrides) -> None:

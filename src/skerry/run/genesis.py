@@ -19,7 +19,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from skerry import config as configs
-from skerry.algo.fragments import F32, Fragment, Layout, Tensor, encode_fragments, encode_layout, layout_of, split
+from skerry.algo.fragments import (
+    F32,
+    Fragment,
+    Layout,
+    Tensor,
+    decode_fragments,
+    encode_fragments,
+    encode_layout,
+    layout_of,
+    split,
+)
 from skerry.core.facts import RULES, RunCreated
 from skerry.errors import ModelError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
@@ -137,6 +147,16 @@ def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Lay
         return layout_of(Tensor(n, dims, "embedding" if n in embeddings else "other") for n, dims in shapes.items())
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def is_from(path: Path, layout: Layout, created: RunCreated) -> bool:
+    """Whether a run began with the values of this file, by those of its smallest fragment; its layout is the run's."""
+    about = zip(decode_fragments(created.fragments, layout), created.thetas, strict=True)
+    fragment, theta = min(about, key=lambda each: each[0].size)
+    try:
+        return FLOAT32.sha256(GenesisFile(path, layout).fragment(fragment)) == theta
+    except ModelError:  # values that no run begins with
+        return False
 
 
 def create_run(

@@ -45,6 +45,8 @@ def status_of(root: Path) -> dict[str, Any]:
     elif supervisor is not None:
         serving = "away"
     record = telemetry.recorded(state, said_at) | _about(serving, syncer, supervisor, said_at)
+    if serving == "starting":
+        record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
     return record | ({"warning": warning} if warning else {})
 
 
