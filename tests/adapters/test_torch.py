@@ -14,6 +14,7 @@ from torch import nn
 
 import skerry
 from e2e.processes import WAIT_S, Running, facts_of, status_of, until
+from skerry import algo
 from skerry.adapters.torch import TorchParameters, layout_of_model, trainable
 from skerry.algo.fragments import gather, split
 from skerry.core.facts import Checkpointed, Committed, PhaseChanged
@@ -76,6 +77,7 @@ def test_without_an_address_a_learner_does_nothing(monkeypatch):
 
 
 def test_a_wrong_address_is_given_up_after_a_while(monkeypatch):
+    algo.warm_up()  # a thread that compiles cannot be broken off, and would be there at the end
     threads = threading.enumerate()
     with pytest.raises(skerry.JoinTimeout, match=r"127\.0\.0\.1:1 for 0\.1 s: connection refused"):
         skerry.Learner(Odd(), syncer="127.0.0.1:1", join_timeout_s=0.1)

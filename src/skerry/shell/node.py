@@ -52,7 +52,11 @@ class NodeLoop:
         self._kernels = threading.Thread(target=self._warm_up, name="skerry-kernels", daemon=True)
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        self._kernels.start()  # meanwhile it dials and says how it fares; the first version to be decoded waits for it
+        """Join once the kernels are there, else the first contribution would wait for them, and all others for it."""
+        self._kernels.start()
+        while self._kernels.is_alive() and not is_over():
+            self._kernels.join(TICK_S)
+            self.driver.tick(self.client.trouble)  # it dials meanwhile, and says how it fares
         while not is_over():
             self._turn()
 
