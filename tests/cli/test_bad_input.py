@@ -234,7 +234,7 @@ def test_a_model_that_finds_no_room_is_refused_before_anything_is_made(monkeypat
     train = ("train", "--minutes", "1", "--model", "tiny", "--out", "mine")
     monkeypatch.setattr("skerry.run.room.free_disk", lambda root: 1000)
     line = refused(*train)
-    assert line.startswith("a model of 104,832 parameters needs ")
+    assert line.startswith("a model of 104,216 parameters needs ")
     assert line.endswith(" of disk in mine, 1 kB are free: choose a larger disk")
     monkeypatch.setattr("skerry.run.room.free_memory", lambda: 1000)
     assert refused(*train).endswith(" of memory here, 1 kB are free: take a larger machine")
