@@ -42,19 +42,18 @@ def end(syncer):
 def test_a_learner_dials_on_until_it_finds_a_syncer_that_speaks_its_protocol(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     with NextSyncer(tmp_path) as first, Island(first.port) as island:
-        port, uplink = first.port, island.shell.driver.uplink
-        until(lambda: uplink.turned_away == DIFFERS, "the learner to hear why it cannot join")
-        assert island.shell.client.trouble == DIFFERS
+        port, training = first.port, island.shell.training
+        until(lambda: training.trouble == DIFFERS, "the learner to hear why it cannot join")
         end(first)
 
         with Syncer(tmp_path, "--port", port) as todays:
             until(lambda: todays.status["merges"] > 2, "merges of a learner that has joined")
-            assert not uplink.turned_away
+            assert training.is_linked
             end(todays)
             merges = todays.status["merges"]
 
         with NextSyncer(tmp_path, "--port", port) as nexts:
-            until(lambda: uplink.turned_away == DIFFERS, "the learner to hear why it is not taken in again")
+            until(lambda: training.trouble == DIFFERS, "the learner to hear why it is not taken in again")
             island.keeps_stepping()
             assert nexts.status["learners"] == {}
             end(nexts)
@@ -82,4 +81,4 @@ def test_a_build_that_does_not_look_who_it_speaks_to_is_told_so_that_it_dials_ag
                 assert isinstance(inbox.get(timeout=WAIT_S), Opened), "it dials again"
             finally:
                 client.close()
-        assert syncer.said.count(f"refused a learner, which will come again: {DIFFERS}") == 1
+        assert syncer.said.count(f"refused old, which will come again: {DIFFERS}") == 1

@@ -70,7 +70,8 @@ def lacking(store: Store, words: Words, merges: int, is_closed: bool, epoch: int
     for name, said in words:
         later = said.get("epoch")
         lacks_end = said.get("phase") == "closed" and said["merges"] == merges and not is_closed
-        lacks_epoch = isinstance(later, int) and epoch is not None and later > epoch
+        is_later = isinstance(later, int) and epoch is not None and later > epoch
+        lacks_epoch = is_later and said["merges"] >= merges  # a tape with more merges was put back on purpose
         if said["merges"] > merges or lacks_end or lacks_epoch:
             more = " and the end of the run" if lacks_end else ""
             more += f" in epoch {later}, after epoch {epoch} here" if lacks_epoch and store.records else ""
