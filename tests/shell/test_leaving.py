@@ -70,11 +70,12 @@ def test_at_the_end_of_the_run_it_waits_for_the_last_version_behind_the_last_wor
     assert is_over(close) and shell.training.left.way == "done" and not shell.is_running
 
 
-def test_a_syncer_that_is_gone_holds_nobody_longer_than_the_run_says(shell, hand):
+def test_a_syncer_that_is_gone_holds_nobody_longer_than_the_run_says(shell, hand, caplog):
     hand.configure(learner={"leave_timeout_s": 0.2})
     start(hand, shell)
     hand.server.close()
     assert is_over(closing(shell)) and shell.training.left.way == "timeout"
+    assert "here: left without an answer from the syncer: the work of its last 1 steps may not be" in caplog.text
 
 
 def test_the_callers_limit_counts_against_a_syncer_that_does_not_answer(hand, shell):

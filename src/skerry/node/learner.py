@@ -434,8 +434,21 @@ class LearnerNode:
         self._wanted[p] = self._unsaid[p] = Want(p, action.step, self._orders)
 
     def _leave(self, leave: Leave) -> None:
+        if leave.way == "timeout":
+            log.warning("%s: left without an answer from the syncer: %s", self.name, self._not_handed_in)
+        elif leave.way == "no last versions":
+            log.warning("%s: the run is closed, but its last versions did not come: export them", self.name)
         self.left = leave
         self._mailbox.send(Left(leave))
+
+    @property
+    def _not_handed_in(self) -> str:
+        """What is lost with a process that nobody answered, as far as it knows: some of it may have arrived."""
+        assert self.machine is not None
+        steps = self.machine.step_count - min(position.mark_step for position in self.machine.positions)
+        return (
+            f"the work of its last {steps} steps may not be in the run (learner.leave_timeout_s is how long it waits)"
+        )
 
     def _report(self) -> None:
         assert self.machine is not None
