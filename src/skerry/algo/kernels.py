@@ -2,7 +2,7 @@
 
 Rules that hold here, so that the same bytes give the same bits on every machine and for any thread count:
 - every product is rounded before it is added (no fastmath, hence no fused multiply-add);
-- a sum that crosses elements runs in LANES fixed float64 lanes, never in lanes of the CPU's own width;
+- a sum that crosses elements runs in LANES fixed float64 lanes, never in lanes of the CPU's own width, or in integers;
 - kernels take contiguous arrays, inputs read-only (`frozen`), so that each is compiled for one signature;
 - kernels are serial and release the GIL; threads come from `over_rows` (numba's own cannot be entered twice);
 - loops run over slices, for an index like x[lo + j] would keep them from being vectorised.
@@ -404,7 +404,6 @@ def _inspect_int4(payload: Array, size: int, start: int, stop: int) -> tuple[flo
     """
     first = 4 * (size // BLOCK) + start // 2
     scales = payload[4 * (start // BLOCK) : 4 * (stop // BLOCK)].view(np.float32)
-    magnitudes = np.empty(1, np.float32)
     total, top = 0.0, np.uint32(0)
     for b in range(scales.size):
         block = payload[first + b * HALF : first + (b + 1) * HALF]
@@ -417,8 +416,8 @@ def _inspect_int4(payload: Array, size: int, start: int, stop: int) -> tuple[flo
             largest = max(largest, np.int16(max(low, high)))
         scale = np.float64(scales[b])
         total += scale * scale * np.float64(square)
-        magnitudes[0] = scales[b] * np.float32(np.sqrt(np.float64(largest)))
-        top = max(top, _top_bits(magnitudes.view(np.uint32)))
+        magnitude = np.float32(scales[b] * np.float32(np.sqrt(np.float64(largest))))
+        top = max(top, np.uint32(magnitude.view(np.uint32) & SIGN_OFF))
     return total, top
 
 
