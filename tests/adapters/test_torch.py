@@ -342,7 +342,7 @@ def test_kernels_are_there_before_the_first_step(tmp_path):
     skerry.save_genesis(nn.Linear(4, 4), genesis)
     syncer, address = serve(tmp_path, genesis, "--run.steps=40", "--run.learners=1")
     with syncer:
-        env = environment(SKERRY_SYNCER=address, SKERRY_NAME="a")
+        env = environment(SKERRY_SYNCER=address, SKERRY_NAME="a", SKERRY_NODE="thread")
         joined = subprocess.Popen([sys.executable, "-c", JOINS], env=env, stdout=subprocess.PIPE, text=True)
         with joined:
             said = joined.stdout.readline()

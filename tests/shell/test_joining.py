@@ -20,12 +20,12 @@ NOBODY = ("127.0.0.1", 1)  # a port on which nothing listens
 SHORT_S = 0.3
 
 
-@pytest.fixture
-def shells():
+@pytest.fixture(params=["thread", "process"])
+def shells(request):
     made = []
 
     def shell(host, port):
-        made.append(LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), host, port, None))
+        made.append(LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), host, port, None, request.param))
         return made[-1]
 
     yield shell

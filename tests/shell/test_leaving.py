@@ -1,4 +1,4 @@
-"""How a learner's process leaves: a real client, node thread and training thread against a syncer played by hand."""
+"""How a learner leaves, with its node in a thread and in a process, from a syncer played by hand."""
 
 from functools import partial
 
@@ -21,10 +21,10 @@ def hand():
     hand.server.close()
 
 
-@pytest.fixture
-def shell(hand):
+@pytest.fixture(params=["thread", "process"])
+def shell(hand, request):
     parameters = NumpyParameters()
-    shell = LearnerShell("here", LAYOUT, ByHand(parameters), "127.0.0.1", hand.server.port, None)
+    shell = LearnerShell("here", LAYOUT, ByHand(parameters), "127.0.0.1", hand.server.port, None, request.param)
     shell.parameters = parameters
     yield shell
     shell.close(timeout_s=0.0)
@@ -122,6 +122,7 @@ def test_a_run_that_closes_before_it_is_ready_lets_it_go(hand, shell):
     assert is_over(closing(shell)) and shell.training.left.way == "done"
 
 
+@pytest.mark.parametrize("shell", ["thread"], indirect=True)
 def test_a_node_thread_that_dies_is_heard_of_and_keeps_nobody(hand, shell, monkeypatch):
     start(hand, shell)
 

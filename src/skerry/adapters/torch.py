@@ -22,7 +22,7 @@ from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
 from skerry.node.cells import Cell
 from skerry.run.genesis import METADATA
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import LearnerShell, join_timeout, learner_name
+from skerry.shell.learner import LearnerShell, join_timeout, learner_name, node_kind
 
 JOIN_TIMEOUT_S = 300.0  # longer than a syncer takes to come back, shorter than anyone watches a loop that stands
 
@@ -35,7 +35,9 @@ class Learner:
     `syncer` is "host:port" or "skerry://host:port" (default: the environment's SKERRY_SYNCER); `name` identifies the
     learner over restarts (SKERRY_NAME); the shared token is read from `token_file` (SKERRY_TOKEN_FILE). The
     constructor returns once the model holds the run's current values. If no syncer takes it in for
-    `join_timeout_s` (SKERRY_JOIN_TIMEOUT_S, else 300; 0 is for ever), it raises `skerry.JoinTimeout`.
+    `join_timeout_s` (SKERRY_JOIN_TIMEOUT_S, else 300; 0 is for ever), it raises `skerry.JoinTimeout`. What does not
+    happen at a step boundary happens in a process of its own beside this one, or with `node` = "thread" (SKERRY_NODE)
+    in a thread, which takes time from the loop.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Learner:
         name: str | None = None,
         token_file: str | Path | None = None,
         join_timeout_s: float | None = None,
+        node: str | None = None,
     ) -> None:
         address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER", "")
         self._shell: LearnerShell | None = None
@@ -62,6 +65,7 @@ class Learner:
             host,
             port,
             read_token(file) if file else None,
+            node_kind(node),
         )
         try:
             self._shell.start(limit_s)
@@ -116,6 +120,11 @@ class Learner:
     def prior_steps(self) -> int:
         """Steps of this learner's earlier lives: where its data stream goes on."""
         return self._shell.training.prior_steps if self._shell else 0
+
+    @property
+    def node_pid(self) -> int | None:
+        """The process beside this one, for who measures; None where its work is done in a thread."""
+        return self._shell.node_pid if self._shell else None
 
     @property
     def ramp(self) -> float:

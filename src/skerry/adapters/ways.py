@@ -10,6 +10,7 @@ waited for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from skerry.node.cells import PAGE, Cell, FloatCell
+
+PORTABLE = 1  # of cudaHostRegister: for every device
 
 log = logging.getLogger("skerry.learner")
 
@@ -131,6 +134,7 @@ class CudaWay:
             self._register(cell.word)
             values = torch.empty(cell.values.size, dtype=torch.float32, device=self._device)
             mark = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._side.wait_stream(torch.cuda.current_stream(self._device))  # which had this memory before
             host = (torch.from_numpy(cell.values), torch.from_numpy(cell.word))
             self._stages[key] = Stage(values, mark, *host, torch.cuda.Event())
         return self._stages[key]
@@ -142,9 +146,11 @@ class CudaWay:
         if begin in self._registered:
             return
         self._registered[begin] = array
-        error = torch.cuda.cudart().cudaHostRegister(begin, end - begin, 0)
+        error = torch.cuda.cudart().cudaHostRegister(begin, end - begin, PORTABLE)
         if int(error) != 0:
             log.warning("CUDA does not take the learner's cells (%s): copies to them are waited for", error)
+            with contextlib.suppress(RuntimeError):  # else it is raised where it does not belong
+                torch.zeros(1, device=self._device)
 
 
 def _let_go(side: torch.cuda.Stream, registered: dict[int, Any]) -> None:

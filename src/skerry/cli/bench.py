@@ -24,11 +24,13 @@ from skerry import config as configs
 from skerry.cli import bench_kernels, bench_processes
 from skerry.cli.bench_tables import PARAMETERS, bytes_text, refuse_overrides, tell
 from skerry.errors import Refusal
+from skerry.shell.learner import node_kind
 from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
 
 if TYPE_CHECKING:
     from skerry.proof.bench.join import Joined
+    from skerry.proof.bench.learner import Attached
     from skerry.proof.bench.syncer import Load, Measured, Spread
 
 LEARNERS = Kind(count, 1, configs.most("run.learners"))
@@ -64,6 +66,7 @@ def _learner(words: Sequence[str]) -> int:
     parser.add_argument("--device", default="cpu", help="torch device of the loop")
     parser.add_argument("--steps", type=int, default=25, help="steps in one stretch")
     parser.add_argument("--pairs", type=int, default=15, help="plain and attached stretches, in alternation")
+    parser.add_argument("--node", choices=["process", "thread"], help="where the learner's node runs (or SKERRY_NODE)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
@@ -72,17 +75,27 @@ def _learner(words: Sequence[str]) -> int:
     cli.need("torch", "torch", "skerry bench learner")
     from skerry.proof.bench.learner import measure
 
-    result = measure(options.model, options.steps, options.pairs, options.batch, options.device)
-    if options.json:
-        cli.print_json(result)
-    else:
-        print(
-            f"attached / plain: {result['ratio']:.3f} (from {result['ratio_min']:.3f} to {result['ratio_max']:.3f} "
-            f"over {options.pairs} pairs of {options.steps} steps)\n"
-            f"plain {result['plain_tokens_per_s']:,.0f} tokens/s, attached {result['attached_tokens_per_s']:,.0f}; "
-            f"{result['merges']} merges meanwhile"
-        )
+    node = node_kind(options.node)
+    found = measure(options.model, options.steps, options.pairs, options.batch, options.device, node)
+    cli.tell(found, options.json, _show_attached)
     return 0
+
+
+def _show_attached(found: Attached) -> None:
+    print(
+        f"attached / plain: {found.ratio:.3f} (from {found.ratio_min:.3f} to {found.ratio_max:.3f} "
+        f"over {found.pairs} pairs of {found.steps} steps, node in a {found.node})\n"
+        f"plain {found.plain_tokens_per_s:,.0f} tokens/s, attached {found.attached_tokens_per_s:,.0f}; "
+        f"{found.merges} merges meanwhile"
+    )
+    for name, step in (("plain", found.plain_step), ("attached", found.attached_step)):
+        times = [f"{1e3 * s:.1f}" for s in (step.p50_s, step.p99_s, step.p999_s, step.max_s)]
+        print(f"ms of a step, {name}: p50 {times[0]}, p99 {times[1]}, p99.9 {times[2]}, longest {times[3]}")
+    print(
+        f"trainer's memory: {bytes_text(found.trainer_plain_bytes)} plain, "
+        f"{bytes_text(found.trainer_attached_bytes)} attached; "
+        f"node process: {bytes_text(found.node_peak_bytes)} at most"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- join

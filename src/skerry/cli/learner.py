@@ -14,7 +14,7 @@ from skerry import cli
 from skerry import config as configs
 from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import fetch_config, join_timeout, learner_name
+from skerry.shell.learner import fetch_config, join_timeout, learner_name, node_kind
 from skerry.shell.signals import end_with, held_back, until_signalled
 from skerry.text import Kind, count
 
@@ -39,6 +39,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--pace-file", type=Path, help="while it holds a number, train at that share of the pace")
     parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
     parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
+    parser.add_argument(
+        "--node",
+        choices=["process", "thread"],
+        help="where all but the training itself happens (or SKERRY_NODE; default: process, where there can be one)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--precision", choices=_choices("precision"), help="instead of the run's learner.precision")
     parser.add_argument("--compile", choices=_choices("compile"), help="instead of the run's learner.compile")
@@ -48,7 +53,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
-    sys.setswitchinterval(SWITCH_S)
+    if node_kind(options.node) == "thread":
+        sys.setswitchinterval(SWITCH_S)
     if overrides:
         raise Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
     if not options.syncer:
@@ -120,4 +126,5 @@ def _train(
         device,
         options.pace_file,
         wanted,
+        node_kind(options.node),
     )

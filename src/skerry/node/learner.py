@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, decode_fragments, encode_layout
 from skerry.core.events import (
@@ -162,7 +164,7 @@ class LearnerNode:
         self.due: dict[int, Due] = {}  # by fragment, the longest due first
         self.under_way: dict[int, Sent] = {}  # by fragment
         self._mailbox, self._lay = mailbox, lay
-        self._news = News()
+        self._news: News | None = None  # what the training half was told last
         self._unheard: deque[Record] = deque()  # what the training half did, in order
         self._cells = Cells((), ())
         self._free: list[int] = []  # cells for changes
@@ -251,7 +253,7 @@ class LearnerNode:
             record = self._unheard.popleft()
             match record:
                 case Passed() if self.machine is not None:
-                    self._passed(record)
+                    self._passed(self._with_what_follows(record))
                 case Closed() if self.machine is not None:
                     self.handle(Closing(record.limit_s))
                 case Closed() if self.left is None:
@@ -278,6 +280,22 @@ class LearnerNode:
         """Its snapshots have been copied; what comes behind it waits for them too."""
         taken = record.taken if isinstance(record, Passed) else ()
         return all(self._cells.up[took.cell].is_marked(took.mark) for took in taken)
+
+    def _with_what_follows(self, record: Passed) -> Passed:
+        """Boundaries at which there was nothing but a step count as one with the next, so that a backlog is short."""
+        while not (record.applied or record.returned or record.taken) and self._unheard:
+            following = self._unheard[0]
+            if not isinstance(following, Passed) or not self._is_here(following):
+                break
+            self._unheard.popleft()
+            record = msgspec.structs.replace(
+                following,
+                steps=record.steps + following.steps,
+                tokens=record.tokens + following.tokens,
+                step_s=max(record.step_s, following.step_s),  # a pause among them shows
+                loss=following.loss if following.steps else record.loss,
+            )
+        return record
 
     def _passed(self, record: Passed) -> None:
         numbers = {sent.change.number: p for p, sent in self.under_way.items()}

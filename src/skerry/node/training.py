@@ -98,6 +98,7 @@ class TrainingHalf:
         self.is_closing = False
         self.left: Leave | None = None  # why nothing is left to do
         self._news = News()
+        self.has_heard = False  # anything from the node
         self._cells = Cells((), ())
         self._free: list[int] = []  # cells for snapshots
         self._changes: list[Change] = []  # to be made at the next boundary
@@ -227,6 +228,7 @@ class TrainingHalf:
 
     def _look(self) -> None:
         for record in self._mailbox.receive():
+            self.has_heard = True
             self._hear(record)
 
     def _hear(self, record: Record) -> None:

@@ -1,15 +1,32 @@
-"""What runs beside a training loop: the node half of its learner, in a thread of the same process."""
+"""What runs beside a training loop: the node half of its learner, in a process of its own or in a thread.
+
+A loop that launches kernels feels every moment of Python that another thread of its process runs, so it is a process
+where there can be one. It is an executed module, never a fork: the trainer may hold a device, and its main module is
+its own. Where the system has no memory to share without a path, and where somebody prefers it, it is a thread.
+"""
 
 from __future__ import annotations
 
 import logging
-import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from skerry.node.cells import Cells, Lay, float_cells, memory_bytes
-from skerry.node.mailbox import Mailbox, mailbox
+import skerry
+from skerry.node.cells import Lay
+from skerry.node.mailbox import Mailbox, NodeRecord, Record, mailbox
+from skerry.shell.channel import Channel, Introduction, Said
+from skerry.shell.memory import OwnMemory, SharedMemory
 from skerry.shell.node import LAST_TURN_S, NodeLoop, Who
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+Kind = Literal["process", "thread"]
 
 log = logging.getLogger("skerry.learner")
 
@@ -19,6 +36,7 @@ class Beside(Protocol):
 
     post: Mailbox
     lay: Lay
+    failure: BaseException | None  # of what is there no more, where it is known
 
     def wake(self) -> None:
         """Something was said; never waits."""
@@ -36,7 +54,7 @@ class NodeThread:
 
     def __init__(self, who: Who) -> None:
         self.post, theirs = mailbox()
-        self.lay = Heap()
+        self.lay = OwnMemory()
         self.loop = NodeLoop(who, theirs, self.lay)
         self.failure: BaseException | None = None
         self._is_over = False
@@ -64,14 +82,76 @@ class NodeThread:
             log.exception("the learner's node thread died")
 
 
-class Heap:
-    """Lays cells in this process's own memory, the same for both halves."""
+class NodeProcess:
+    """In a process, which ends when this one does or lets go of its end of the socket."""
 
-    def __init__(self) -> None:
-        self._cells: Cells | None = None
+    failure = None
 
-    def __call__(self, size: int, up_count: int, down_count: int) -> Cells:
-        if self._cells is None:
-            memory = mmap.mmap(-1, memory_bytes(size, up_count + down_count))
-            self._cells = float_cells(memory, size, up_count, down_count)
-        return self._cells
+    def __init__(self, who: Who) -> None:
+        ours, theirs = socket.socketpair()
+        memory = os.memfd_create("skerry-cells")
+        self.lay = SharedMemory(memory)
+        self.post = Hearing(ours, NodeRecord | Said)
+        files = (theirs.fileno(), memory)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "skerry.shell.companion", *map(str, files)],
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for the trainer, which then hands over what is left
+        )
+        theirs.close()
+        self.post.send(Introduction(who, logging.getLogger("skerry").getEffectiveLevel()))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wake(self) -> None:
+        self.post.flush()
+
+    @property
+    def obituary(self) -> str:
+        return f"the learner's node process {self._ended()}" if self.post.is_over else ""
+
+    def end(self) -> None:
+        self.post.close()
+        try:
+            self._process.wait(LAST_TURN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.lay.close()
+
+    def _ended(self) -> str:
+        try:
+            code = self._process.wait(LAST_TURN_S)
+        except subprocess.TimeoutExpired:
+            return "says nothing any more"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with code {code}"
+
+
+class Hearing(Channel):
+    """The training half's end: what the node has to log is logged here."""
+
+    def receive(self) -> list[Any]:
+        records: list[Record] = super().receive()
+        for said in [record for record in records if isinstance(record, Said)]:
+            logging.getLogger(said.logger).log(said.level, "%s", said.text)
+        return [record for record in records if not isinstance(record, Said)]
+
+
+def _environment() -> dict[str, str]:
+    """As it is, but this very package is found, and libraries start no threads of their own."""
+    here = str(Path(skerry.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    return os.environ | dict.fromkeys(ONE_THREAD, "1") | {"PYTHONPATH": path}
+
+
+def can_be_process() -> bool:
+    return hasattr(os, "memfd_create") and bool(sys.executable)
+
+
+def start_beside(kind: Kind, who: Who) -> NodeProcess | NodeThread:
+    return NodeProcess(who) if kind == "process" else NodeThread(who)

@@ -14,17 +14,23 @@ import os
 import queue
 import secrets
 import time
+from typing import cast
+
+import msgspec
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
 from skerry.core.messages import Answer, Ask, Message, Refused
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
-from skerry.shell.beside import NodeThread
+from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
 from skerry.shell.node import INBOX_MAX, Who
-from skerry.wire.tcp import Client
+from skerry.wire.tcp import Client, address_of
 from skerry.wire.transport import Inbox, Opened, Received
 
+START_S_MAX = 300.0  # of what runs beside the loop, where kernels are to be compiled and the machine is busy
+DEATHS_MAX = 3  # of what runs beside the loop,
+DEATHS_S = 60.0  # within so long, before it is given up
 POLL_S = 0.005  # how often a standing training thread looks for boundary work
 ANSWER_POLL_S = 0.1  # how often one who waits for an answer looks at the time
 WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
@@ -62,18 +68,40 @@ class Patience:
 class LearnerShell:
     """A learner around somebody's training loop, in real time; what else it does happens beside the loop."""
 
-    def __init__(self, name: str, layout: Layout, carrier: Carrier, host: str, port: int, token: bytes | None) -> None:
-        who = Who(name, secrets.token_hex(8), layout, host, port, token)
-        self.beside = NodeThread(who)
-        self.training = TrainingHalf(layout, carrier, self.beside.post, self.beside.lay)
-        self._address = f"{host}:{port}"
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        carrier: Carrier,
+        host: str,
+        port: int,
+        token: bytes | None,
+        node: Kind = "thread",
+    ) -> None:
+        self._who, self._carrier, self._node = Who(name, "", layout, host, port, token), carrier, node
         self._stepped_at: float | None = None
+        self._join_timeout_s = 0.0
+        self._deaths: list[float] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """A process of this name, of which no syncer has heard yet."""
+        who = msgspec.structs.replace(self._who, process=secrets.token_hex(8))
+        self.beside = start_beside(self._node, who)
+        self.training = TrainingHalf(who.layout, self._carrier, self.beside.post, self.beside.lay)
+        self._began_at = time.monotonic()
+
+    @property
+    def _is_starting(self) -> bool:
+        """What runs beside the loop has not begun to: that is not the syncer's fault."""
+        return not self.training.has_heard and time.monotonic() - self._began_at < START_S_MAX
 
     def start(self, join_timeout_s: float) -> None:
         """Wait until every fragment has a base and stands in the live parameters, or the run is over before that."""
-        patience = Patience(self._address, join_timeout_s)
+        self._join_timeout_s = join_timeout_s
+        patience = Patience(address_of(self._who.host, self._who.port), join_timeout_s)
         while self.training.must_stand and not self.beside.obituary:
-            if self.training.is_linked:
+            if self.training.is_linked or self._is_starting:
                 patience.refresh()
             patience.look(self.training.trouble or self.training.has_come)
             self._stand()
@@ -96,6 +124,10 @@ class LearnerShell:
     def is_running(self) -> bool:
         return self.training.is_running
 
+    @property
+    def node_pid(self) -> int | None:
+        return self.beside.pid if isinstance(self.beside, NodeProcess) else None
+
     def close(self, timeout_s: float | None = None) -> None:
         """Take no further step: hand over what is left, wait until the machine says that it may go, hang up."""
         self.training.close(timeout_s)
@@ -115,7 +147,25 @@ class LearnerShell:
         if left is not None and left.refused is not None:
             raise RefusedError(left.refused.text, left.refused.why)
         if self.beside.obituary:
-            raise RuntimeError(self.beside.obituary) from self.beside.failure
+            self._bury()
+
+    def _bury(self) -> None:
+        """What ran beside the loop is gone, and with it what nobody else knew: the bases and what was outstanding.
+
+        So this life is over, and another begins as after a restart of the whole process: its model is set to the run's.
+        It is waited for, because steps taken meanwhile would be given up.
+        """
+        now, obituary = time.monotonic(), self.beside.obituary
+        self._deaths = [at for at in self._deaths if now - at < DEATHS_S] + [now]
+        if self._node == "thread" or len(self._deaths) > DEATHS_MAX:
+            times = f", {len(self._deaths)} times within {DEATHS_S:g} s" if len(self._deaths) > 1 else ""
+            raise RuntimeError(
+                f"{obituary}{times}: what it said last is in the log and on stderr"
+            ) from self.beside.failure
+        log.warning("%s: another takes its place, and the model is set to the run's", obituary)
+        self.beside.end()
+        self._begin()
+        self.start(self._join_timeout_s)
 
 
 def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: float) -> configs.Config:
@@ -163,3 +213,13 @@ def join_timeout(given_s: float | str | None, default_s: float) -> float:
     if not 0 <= limit_s < math.inf:
         raise ConfigError(f"join_timeout_s (SKERRY_JOIN_TIMEOUT_S) = {words}: give seconds, or 0 to wait for ever")
     return limit_s
+
+
+def node_kind(given: str | None) -> Kind:
+    """Where the node half runs: what is given, else what the environment says, else a process if there can be one."""
+    word = given or os.environ.get("SKERRY_NODE") or ("process" if can_be_process() else "thread")
+    if word not in ("process", "thread"):
+        raise ConfigError(f'node (SKERRY_NODE) = {word}: give "process" or "thread"')
+    if word == "process" and not can_be_process():
+        raise ConfigError('node (SKERRY_NODE) = process: this system has no memfd_create; give "thread"')
+    return cast(Kind, word)

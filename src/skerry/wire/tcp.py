@@ -199,10 +199,10 @@ class Client(TcpEndpoint):
         **limits: Unpack[Limits],
     ) -> None:
         if not host or not 0 < port < 65536:
-            raise WireError(f"{_join(host, port)} is no address of a syncer: give host:port")
+            raise WireError(f"{address_of(host, port)} is no address of a syncer: give host:port")
         self._credentials = Credentials(token, protocol, name)
         super().__init__(inbox, frames.learner_dialect(payload_limit), **limits)
-        self.address = _join(host, port)
+        self.address = address_of(host, port)
         self.trouble = "connecting"  # why there is no connection at present, for a person
         self._host, self._port = host, port
         self._jitter = jitter
@@ -331,7 +331,7 @@ def redial_s(failures: int, jitter: float) -> float:
 
 def _listen(host: str, port: int, open_to_all: bool) -> socket.socket:
     """A listening socket on the first address of the host that can be had."""
-    where = _join(host, port)
+    where = address_of(host, port)
     if not 0 <= port < 65536:
         raise WireError(f"{where}: a port is a number below 65536")
     try:
@@ -365,8 +365,8 @@ def _bound(family: int, address: Any) -> socket.socket:
 
 
 def _name(address: Any) -> str:
-    return _join(str(address[0]), int(address[1]))
+    return address_of(str(address[0]), int(address[1]))
 
 
-def _join(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

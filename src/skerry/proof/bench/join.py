@@ -28,6 +28,7 @@ from skerry.plan.layouts import even
 from skerry.proof.bench import cores
 from skerry.proof.chaos.proxy import Lane, Proxy, Weather
 from skerry.run.genesis import begin
+from skerry.shell.beside import NodeThread
 from skerry.shell.learner import LearnerShell
 from skerry.shell.local import LocalRun
 from skerry.store.store import Store
@@ -120,6 +121,7 @@ def _join(local: LocalRun, config: Config, layout: Layout, parameters: int, link
         shell = LearnerShell("bench", layout, ByHand(model), "127.0.0.1", port, None)
         shell.start(JOIN_S_MAX)
         joined_s = time.monotonic() - began
+        assert isinstance(shell.beside, NodeThread)
         wire_bytes = shell.beside.loop.client.bytes_in
         shell.close(timeout_s=0.0)
     return Joined(

@@ -1,21 +1,25 @@
-"""What attaching to a syncer costs a training loop: plain and attached tokens/s, in alternation, in one process.
+"""What attaching to a syncer costs a training loop: plain and attached stretches, in alternation, in one process.
 
-Both run the same model, optimizer and data, free of any pacing. The syncer is a process of its own; the learner's own
-node and I/O threads run beside the loop, as they do in use.
+Both run the same model, optimizer and data, free of any pacing. The syncer is a process of its own, and the learner's
+node is where it is in use.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from msgspec import Struct
 
 from skerry.adapters.torch import Learner
 from skerry.config import Config, Data, Model, Run, Sync, encode
+from skerry.proof.bench import cores
 from skerry.shell.local import LocalRun
 from skerry.train.data import Corpus, Stream
 from skerry.train.inner import Inner, execution_of
@@ -25,8 +29,41 @@ from skerry.train.shapes import shape_of
 FIRST_STEPS = 2  # of each stretch, not counted: caches and queues fill
 
 
-def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str) -> dict[str, Any]:
-    """Alternate plain and attached stretches of `steps` steps; `ratio` is the median over pairs."""
+class Spread(Struct, frozen=True):
+    """Of the seconds that steps took."""
+
+    p50_s: float
+    p99_s: float
+    p999_s: float
+    max_s: float
+
+
+class Attached(Struct, frozen=True):
+    """Plain and attached stretches beside each other; memory is None where the system does not tell."""
+
+    ratio: float  # attached over plain tokens/s, the median over pairs
+    ratio_min: float
+    ratio_max: float
+    plain_tokens_per_s: float
+    attached_tokens_per_s: float
+    plain_step: Spread
+    attached_step: Spread
+    pairs: int
+    steps: int
+    model: str
+    device: str
+    node: str
+    parameters: int
+    trainer_plain_bytes: int | None  # resident before the first attached stretch,
+    trainer_attached_bytes: int | None  # and at the end of the last
+    node_peak_bytes: int | None  # of a node process
+    merges: int
+    bytes_up: int
+    bytes_down: int
+
+
+def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str, node: str) -> Attached:
+    """Pairs of a plain and an attached stretch of `steps` steps; every second pair has them the other way round."""
     config = Config(
         run=Run(learners=1, steps=10**9),
         model=Model(preset=model_preset),
@@ -34,30 +71,65 @@ def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str) 
         sync=Sync(quorum=1, policy="fixed"),
     )
     loop = _Loop(config, device)
-    plain, attached = [], []
+    trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")
+    plain: list[list[float]] = []
+    attached: list[list[float]] = []
+    memory: list[_Memory] = []
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder, _syncer(config, Path(folder)) as local:
-        for _ in range(pairs):
-            plain.append(loop.tokens_per_s(steps, None))
-            learner = Learner(loop.model, loop.inner.optimizer, f"127.0.0.1:{local.port}", name="bench")
-            attached.append(loop.tokens_per_s(steps, learner))
-            learner.close()
+
+        def attach() -> None:
+            with Learner(
+                loop.model, loop.inner.optimizer, f"127.0.0.1:{local.port}", name="bench", node=node
+            ) as learner:
+                attached.append(loop.stretch(steps, learner))
+                memory.append(_memory(learner))
+
+        for pair in range(pairs):
+            for is_attached in (False, True) if pair % 2 == 0 else (True, False):
+                if is_attached:
+                    attach()
+                else:
+                    plain.append(loop.stretch(steps, None))
         local.read_status()
-        merges, status = local.status["merges"], local.status
-    ratios = [a / p for a, p in zip(attached, plain, strict=True)]
-    return {
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        "plain_tokens_per_s": statistics.median(plain),
-        "attached_tokens_per_s": statistics.median(attached),
-        "pairs": pairs,
-        "steps": steps,
-        "model": model_preset,
-        "device": device,
-        "merges": merges,
-        "bytes_up": status["bytes_in"],
-        "bytes_down": status["bytes_out"],
-    }
+        status = local.status
+    ratios = [sum(p) / sum(a) for p, a in zip(plain, attached, strict=True)]
+    return Attached(
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        plain_tokens_per_s=statistics.median(loop.step_tokens * steps / sum(times) for times in plain),
+        attached_tokens_per_s=statistics.median(loop.step_tokens * steps / sum(times) for times in attached),
+        plain_step=_spread(plain),
+        attached_step=_spread(attached),
+        pairs=pairs,
+        steps=steps,
+        model=model_preset,
+        device=device,
+        node=node,
+        parameters=sum(p.numel() for p in loop.model.parameters()),
+        trainer_plain_bytes=trainer_plain_bytes,
+        trainer_attached_bytes=memory[-1].trainer_bytes,
+        node_peak_bytes=memory[-1].node_bytes,
+        merges=status["merges"],
+        bytes_up=status["bytes_in"],
+        bytes_down=status["bytes_out"],
+    )
+
+
+class _Memory(NamedTuple):
+    trainer_bytes: int | None
+    node_bytes: int | None
+
+
+def _memory(learner: Learner) -> _Memory:
+    pid = learner.node_pid
+    node_bytes = None if pid is None else cores.memory_bytes(pid, "VmHWM")
+    return _Memory(cores.memory_bytes(os.getpid(), "VmRSS"), node_bytes)
+
+
+def _spread(stretches: list[list[float]]) -> Spread:
+    times = np.concatenate([np.array(times) for times in stretches])
+    return Spread(*(float(np.quantile(times, share)) for share in (0.5, 0.99, 0.999, 1.0)))
 
 
 class _Loop:
@@ -69,19 +141,21 @@ class _Loop:
         own = config.learner
         self.inner = Inner(self.model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
         corpus = Corpus.open(config.data.path, config.data.bytes_max)
-        self.stream = Stream(corpus, 0, 0, config.data.batch, shape_of(config.model).context)
+        shape = shape_of(config.model)
+        self.stream = Stream(corpus, 0, 0, config.data.batch, shape.context)
+        self.step_tokens = config.data.batch * shape.context
 
-    def tokens_per_s(self, steps: int, learner: Learner | None) -> float:
-        tokens, began = 0, 0.0
-        for number in range(FIRST_STEPS + steps):
-            if number == FIRST_STEPS:
-                tokens, began = 0, time.perf_counter()
+    def stretch(self, steps: int, learner: Learner | None) -> list[float]:
+        """The seconds of each step."""
+        took = []
+        for _ in range(FIRST_STEPS + steps):
+            began = time.perf_counter()
             inputs, targets = next(self.stream)
             self.inner.step(inputs, targets, 0.5)
-            tokens += inputs.size
             if learner is not None:
                 learner.step(tokens=inputs.size)
-        return tokens / (time.perf_counter() - began)
+            took.append(time.perf_counter() - began)
+        return took[FIRST_STEPS:]
 
 
 class _syncer:
