@@ -345,7 +345,7 @@ def test_after_warm_up_no_kind_of_array_makes_a_kernel_compile_again():
 
     warm_up()
     warm = signatures()
-    assert len(warm) == 10 and all(warm.values())
+    assert len(warm) == 11 and all(warm.values())
     fragment = fragment_of(ROW, 3)
     x, acc, one = fill(fragment), np.zeros(fragment.size, np.float32), np.ones(2, np.float32)
     for codec in CODECS:

@@ -15,8 +15,8 @@ from skerry.store.tape import FORMAT_VERSION
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RUNS = ("run-closed", "run-paused")
 EXPORTS = {
-    "run-closed": "6e10029879674a42cc5597213fdaff2a48e743f0a198eba75c0627261280c73c",
-    "run-paused": "0ebfcd1805a5d396c12affb5869d0a57def5302caae8cf08e9eb31cce7101fc5",
+    "run-closed": "938f799938890ad797470122cee8adc62a1a79d4e4cf0cee59d02fd377295ba4",
+    "run-paused": "174bf35b8c458d57ace08e9d0c797bf14a7fe1308ee2b2dbb8c59d0cc6e025ca",
 }
 
 

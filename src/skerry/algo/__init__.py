@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from numba.core import event
 
-from skerry.algo import codecs, fragments, merge, outer
+from skerry.algo import codecs, digests, fragments, merge, outer
 
 COMPILING = "compiling kernels once for this machine, which may take a minute"
 
@@ -57,3 +57,4 @@ def _uses() -> Iterator[Use]:
             yield partial(merge.merge, rule, fragment, held)
     step = outer.OuterStep("nesterov", 0.7, 0.9)
     yield partial(outer.advance, step, x, zeros, zeros, "fp32", x.view(np.uint8), "fp32")
+    yield partial(digests.digest, x)

@@ -1,4 +1,4 @@
-"""The inner loops, compiled: codec blocks, scaled sums, row norms and the outer step.
+"""The inner loops, compiled: codec blocks, scaled sums, row norms, the outer step and digests.
 
 Rules that hold here, so that the same bytes give the same bits on every machine and for any thread count:
 - every product is rounded before it is added (no fastmath, hence no fused multiply-add);
@@ -35,6 +35,8 @@ ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds to the n
 # int2, in units of the RMS: the levels with the least error on a Gaussian (Max 1960) and the middle between them
 LOW, HIGH, MIDDLE = np.float32(0.4528), np.float32(1.5104), np.float32(0.9816)  # four levels: ±LOW, ±HIGH
 HIGH_OF_3, MIDDLE_OF_3 = np.float32(1.2240), np.float32(0.6120)  # three levels: 0, ±HIGH_OF_3
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's step: 2⁶⁴ over the golden ratio, made odd
 
 FP32, BF16, INT8, INT4, INT2 = range(5)  # the codecs' numbers, as kernels know them
 NESTEROV, SGD, DELAYED = range(3)  # and the outer rules'
@@ -579,3 +581,40 @@ def _settle(x: Array, theta: Array, published: Array, theta_new: Array, error_ne
         theta_new[j] = theta[j] + published[j]
         error_new[j] = x[j] - theta_new[j]
     return _top_bits(error_new.view(np.uint32))
+
+
+# Digests (`algo/digests.py` says what one is).
+
+
+@njit(cache=True, nogil=True)
+def digest_of_rows(x: Array, factors: Array, row_lo: int, row_hi: int) -> np.uint64:
+    """Σ mixed row sums of rows [row_lo, row_hi), each of ROW elements but the last, which may be shorter; mod 2⁶⁴."""
+    total = np.uint64(0)
+    for r in range(row_lo, row_hi):
+        row = x[r * ROW : min((r + 1) * ROW, x.size)].view(np.uint32)
+        total += _mixed_row(_row_sum(row, factors[: row.size]), r)
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _row_sum(words: Array, factors: Array) -> np.uint64:
+    """Σ word · factor mod 2⁶⁴."""
+    total = np.uint64(0)
+    for j in range(words.size):
+        total += np.uint64(words[j]) * np.uint64(factors[j])
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _mixed_row(row_sum: np.uint64, row: int) -> np.uint64:
+    return np.uint64(_mix(np.uint64(row_sum + np.uint64(row + 1) * GOLDEN)))
+
+
+def mix(words: Any) -> Any:
+    """The finalizer of splitmix64, for one uint64 or an array of them: one to one, and each bit tells on all."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+_mix = njit(cache=True, nogil=True)(mix)

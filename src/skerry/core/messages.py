@@ -98,7 +98,7 @@ class Lent(Struct, frozen=True, tag=True):
     learner: str
     fragment: int
     version: int
-    digest: bytes  # sha256 of the values as the learner has them; the syncer believes the tape's
+    digest: bytes  # of the values as the learner has them; the syncer believes the tape's
 
 
 # ---------------------------------------------------------------------------------------------- syncer ->
@@ -167,7 +167,7 @@ class Publication(Struct, frozen=True, tag=True):
     version: int
     base_version: int
     codec: str
-    digest: bytes  # sha256 of the resulting published values
+    digest: bytes  # of the resulting published values
     settled_seq: int  # cumulative: the newest of this life's contributions that is in `version` or before
     settled_step: int
     progress: float

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from skerry.algo import codecs, outer
+from skerry.algo import codecs, digests, outer
 from skerry.algo import merge as merging
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
@@ -138,8 +138,8 @@ class Float32:
         encoded = np.frombuffer(delta, np.uint8)
         advanced = outer.advance(how, *old, step.delta, encoded, step.codec, threads, (*new, published))
         assert advanced.finite, f"fragment {fragment.index} version {step.version} is not finite"
-        digests = [self.digest(array) for array in new]
-        return Merged(new, advanced.payload.data, digests[0], _joined(digests))
+        made = [self.digest(array) for array in new]
+        return Merged(new, advanced.payload.data, made[0], b"".join(made))
 
     def whole(self, theta: Array) -> memoryview:
         whole: memoryview = theta.data.cast("B")
@@ -162,12 +162,12 @@ class Float32:
         return next(s.name for s in fragment.slots if not np.isfinite(values[s.offset : s.offset + s.size]).all())
 
     def digest(self, theta: Array) -> bytes:
-        """What a learner checks after adopting: nobody gains by lying about it, so a quick hash does."""
-        return xxhash.xxh3_128_digest(theta.data)
+        """What a learner checks after adopting: nobody gains by lying about it, so a quick one does."""
+        return digests.digest(theta)
 
     def state_digest(self, values: Values) -> bytes:
-        """What a version must be that was done again."""
-        return _joined([self.digest(array) for array in values])
+        """What a version must be that was done again: the digests of its arrays."""
+        return b"".join(self.digest(array) for array in values)
 
     def sha256(self, theta: Array) -> bytes:
         """What a learner's copy is held against, which need not be believed."""
@@ -179,10 +179,6 @@ class Float32:
 
     def payload_bytes(self, codec: str, fragment: Fragment) -> int:
         return codecs.payload_bytes(codec, fragment.size)
-
-
-def _joined(digests: list[bytes]) -> bytes:
-    return xxhash.xxh3_128_digest(b"".join(digests))
 
 
 def _header(there: tuple[str, ...]) -> bytes:
