@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.algo.digests import FACTORS, digest
+from skerry.algo.digests import FACTORS, digest, of_row_sums
 from skerry.algo.fragments import BLOCK, ROW
 from skerry.algo.kernels import ROWS_PER_THREAD_MIN
 
@@ -40,6 +40,15 @@ def gaussian(size: int, seed: int = 0) -> np.ndarray:
 def test_it_is_what_its_definition_says(size):
     x = gaussian(size)
     assert digest(x) == slow_digest(x)
+
+
+@pytest.mark.parametrize("size", [1, ROW, 2 * ROW + 77])
+def test_row_sums_of_somebody_else_give_the_same(size):
+    x = gaussian(size)
+    words = np.zeros(-(-size // ROW) * ROW, np.uint64)
+    words[:size] = x.view(np.uint32)
+    sums = (words.reshape(-1, ROW) * FACTORS.astype(np.uint64)).sum(axis=1, dtype=np.uint64)
+    assert of_row_sums(sums) == digest(x)
 
 
 def test_its_first_numbers_are_splitmix64s():
