@@ -234,7 +234,8 @@ def run_example(*words, **changes):
     return done
 
 
-def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("state", ["host", "device"])
+def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch, state):
     """What the syncer has replaces what the model had; after the close both have the same."""
     genesis, model = tmp_path / "genesis.safetensors", Odd()
     skerry.save_genesis(model, genesis)
@@ -254,7 +255,8 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch)
             skerry.Learner(nn.Sequential(nn.Linear(2, 2, bias=False)), syncer=address, name="other")
         monkeypatch.setenv("SKERRY_SYNCER", f"skerry://{address}")
         optimizer = torch.optim.AdamW(trainable(model).values(), lr=0.01)
-        learner = skerry.Learner(model, optimizer, name="here")
+        learner = skerry.Learner(model, optimizer, name="here", state=state)
+        assert learner.state == state
         for name, parameter in trainable(model).items():
             np.testing.assert_array_equal(parameter.detach().numpy(), first[name])
         assert learner.progress == 0.0 and learner.index == 0 and learner.prior_steps == 0 and learner.ramp == 1.0

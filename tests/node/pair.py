@@ -224,10 +224,10 @@ class Pair:
 
     # ------------------------------------------------------------------------------------------ who takes part
 
-    def join(self, name, every=1, scale=2**-6):
+    def join(self, name, every=1, scale=2**-6, kind=Loop):
         """A learner that takes a step every so many ticks; it holds every fragment on return."""
         seed = np.random.default_rng([len(self.loops), 5])
-        loop = self.loops[name] = Loop(name, self, every, scale, seed)
+        loop = self.loops[name] = kind(name, self, every, scale, seed)
         self.link(name)
         loop.boundary()  # no time passes, so that learners that join one after the other begin together
         self.deliver()

@@ -1,20 +1,52 @@
-"""A syncer spoken by hand, on a real socket: it welcomes, publishes and pulls when a test says so."""
+"""A syncer spoken by hand, on a real socket: it welcomes, publishes and pulls when a test says so.
+
+And learners of every kind that it may have to do with.
+"""
 
 import threading
 
 import numpy as np
+import pytest
 
-from node.pair import config_of
+from node.pair import NumpyParameters, config_of
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Tensor, encode_fragments, layout_of, split
 from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, Report, Welcome
 from skerry.node.algebra import FLOAT32
+from skerry.node.training import ByHand
+from skerry.shell.learner import LearnerShell
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox, Lost, Received
 
 WAIT_S = 60.0
 LAYOUT = layout_of([Tensor("w", (300,))])
+KINDS = ["thread", "process", "device"]  # where a learner's node runs; the last is a thread with its state in tensors
+
+
+def learner_of(kind, host, port):
+    """A learner of one flat parameter, and that as `parameters`."""
+    parameters, home = NumpyParameters(), None
+    if kind == "device":
+        torch = pytest.importorskip("torch")
+        from skerry.adapters.device import OnDevice
+
+        parameters = TensorParameters()
+        home = OnDevice(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
+    node = "process" if kind == "process" else "thread"
+    shell = LearnerShell("here", LAYOUT, ByHand(parameters), host, port, None, node, home)
+    shell.parameters = parameters
+    return shell
+
+
+class TensorParameters(NumpyParameters):
+    """The same in tensors."""
+
+    def read(self, fragment):
+        return self.values[fragment.index].clone()
+
+    def write(self, fragment, values):
+        self.values[fragment.index] = values.clone()
 
 
 class Hand:

@@ -1,4 +1,4 @@
-"""What runs beside a training loop: both kinds train alike, and what becomes of one half when the other is gone.
+"""What runs beside a training loop: all kinds train alike, and what becomes of one half when the other is gone.
 
 Real processes and sockets, against a syncer played by hand. Nothing here asserts a time.
 """
@@ -14,16 +14,12 @@ import numpy as np
 import pytest
 
 from e2e.processes import until
-from node.pair import NumpyParameters
-from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
+from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
 from skerry.core.messages import Contribution, Pull, Rejected, Report
 from skerry.errors import ConfigError
-from skerry.node.training import ByHand
 from skerry.shell import beside
-from skerry.shell.learner import LearnerShell, node_kind
+from skerry.shell.learner import node_kind
 from skerry.wire.transport import Lost
-
-KINDS = ["thread", "process"]
 
 
 @pytest.fixture
@@ -38,9 +34,7 @@ def joined(hand):
     made = []
 
     def join(kind):
-        parameters = NumpyParameters()
-        shell = LearnerShell("here", LAYOUT, ByHand(parameters), "127.0.0.1", hand.server.port, None, kind)
-        shell.parameters = parameters
+        shell = learner_of(kind, "127.0.0.1", hand.server.port)
         made.append(shell)
         syncer = at_once(hand.take_in)
         shell.start(WAIT_S)
@@ -226,7 +220,7 @@ def test_an_interrupt_is_for_the_trainer(hand, joined):
     assert not shell.beside.obituary
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_which_kind_it_is_may_be_said(monkeypatch, kind):
     monkeypatch.delenv("SKERRY_NODE", raising=False)
     assert node_kind(None) == "process" and node_kind(kind) == kind

@@ -5,14 +5,12 @@ import time
 
 import pytest
 
-from node.pair import NumpyParameters
-from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
+from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
 from skerry import config as configs
 from skerry.core.messages import PROTOCOL, Answer, Ask, Hello, Refused, Report
 from skerry.errors import ConfigError, JoinTimeout
-from skerry.node.training import ByHand
 from skerry.shell import learner as learner_shell
-from skerry.shell.learner import LearnerShell, fetch_config, join_timeout
+from skerry.shell.learner import fetch_config, join_timeout
 from skerry.wire.endpoint import TIMEOUT_S
 from skerry.wire.transport import Lost
 
@@ -20,12 +18,12 @@ NOBODY = ("127.0.0.1", 1)  # a port on which nothing listens
 SHORT_S = 0.3
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=KINDS)
 def shells(request):
     made = []
 
     def shell(host, port):
-        made.append(LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), host, port, None, request.param))
+        made.append(learner_of(request.param, host, port))
         return made[-1]
 
     yield shell

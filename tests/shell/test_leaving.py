@@ -1,16 +1,13 @@
-"""How a learner leaves, with its node in a thread and in a process, from a syncer played by hand."""
+"""How a learner leaves, wherever its node and its state are, from a syncer played by hand."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 
-from node.pair import NumpyParameters
-from shell.hand import LAYOUT, WAIT_S, Hand, at_once, is_over
+from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
 from skerry.core.messages import Done, Hello, Refused, Report, Stop
 from skerry.errors import RefusedError
-from skerry.node.training import ByHand
-from skerry.shell.learner import LearnerShell
 from skerry.wire.transport import Lost
 
 
@@ -21,11 +18,9 @@ def hand():
     hand.server.close()
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=KINDS)
 def shell(hand, request):
-    parameters = NumpyParameters()
-    shell = LearnerShell("here", LAYOUT, ByHand(parameters), "127.0.0.1", hand.server.port, None, request.param)
-    shell.parameters = parameters
+    shell = learner_of(request.param, "127.0.0.1", hand.server.port)
     yield shell
     shell.close(timeout_s=0.0)
 

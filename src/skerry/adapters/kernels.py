@@ -22,8 +22,7 @@ from skerry.algo import codecs, kernels
 from skerry.algo.digests import FACTORS
 from skerry.algo.fragments import BLOCK, ROW
 
-PIECE = 1 << 24  # elements that are worked on at once: what is made on the way is a few bytes for each of them
-SUMS_PIECE = 1 << 22  # for row sums, which make 8 bytes of each
+PIECE = 1 << 24  # elements that are worked on at once, whole rows: each takes 8 bytes on the way, 20 in bf16 and int2
 WORD = 0xFFFFFFFF
 SIGN_OFF, INFINITY_BITS = int(kernels.SIGN_OFF), int(kernels.INFINITY_BITS)
 SCALE_MIN, ROUNDER = float(kernels.SCALE_MIN), float(kernels.ROUNDER)
@@ -33,20 +32,20 @@ HALF, QUARTER = BLOCK // 2, BLOCK // 4
 def encode(codec: str, x: Tensor, payload: Tensor) -> None:
     """Fill the payload of x, as `codecs.encode` does."""
     _check_length(codec, payload, x.numel())
-    for at in _pieces(x.numel(), PIECE):
+    for at in _pieces(x.numel()):
         _ENCODERS[codec](_blocks(x[at]), *_places(codec, payload, x.numel(), at))
 
 
 def decode(codec: str, payload: Tensor, out: Tensor) -> None:
     """Fill in what a payload says, as `codecs.decode` does."""
     _check_length(codec, payload, out.numel())
-    for at in _pieces(out.numel(), PIECE):
+    for at in _pieces(out.numel()):
         _DECODERS[codec](*_places(codec, payload, out.numel(), at), _blocks(out[at]))
 
 
 def row_sums(x: Tensor, factors: Tensor) -> Tensor:
     """The row sums of a digest (`algo/digests.py`), as the int64 of the same bits; int64 wraps around like uint64."""
-    sums = [_sums(x[at], factors) for at in _pieces(x.numel(), SUMS_PIECE)]
+    sums = [_sums(x[at], factors) for at in _pieces(x.numel())]
     return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
@@ -67,9 +66,9 @@ def _check_length(codec: str, payload: Tensor, size: int) -> None:
         raise ValueError(f"{codec} payload of {size} elements must be of {expected} bytes, not {payload.numel()}")
 
 
-def _pieces(size: int, most: int) -> Iterator[slice]:
-    for start in range(0, size, most):
-        yield slice(start, min(start + most, size))
+def _pieces(size: int) -> Iterator[slice]:
+    for start in range(0, size, PIECE):
+        yield slice(start, min(start + PIECE, size))
 
 
 def _blocks(x: Tensor) -> Tensor:

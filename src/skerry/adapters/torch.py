@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from skerry import config as configs
+from skerry.adapters.device import placed
 from skerry.adapters.ways import Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
 from skerry.node.cells import Cell
 from skerry.run.genesis import METADATA
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import LearnerShell, join_timeout, learner_name, node_kind
+from skerry.shell.learner import LearnerShell, join_timeout, learner_name
 
 JOIN_TIMEOUT_S = 300.0  # longer than a syncer takes to come back, shorter than anyone watches a loop that stands
 
@@ -37,7 +38,8 @@ class Learner:
     constructor returns once the model holds the run's current values. If no syncer takes it in for
     `join_timeout_s` (SKERRY_JOIN_TIMEOUT_S, else 300; 0 is for ever), it raises `skerry.JoinTimeout`. What does not
     happen at a step boundary happens in a process of its own beside this one, or with `node` = "thread" (SKERRY_NODE)
-    in a thread, which takes time from the loop.
+    in a thread, which takes time from the loop. Its bases and what it has not handed in are on the host, or with
+    `state` = "device" (SKERRY_STATE) where the model is, which takes a thread; "auto" is the device if it has room.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Learner:
         token_file: str | Path | None = None,
         join_timeout_s: float | None = None,
         node: str | None = None,
+        state: str | None = None,
     ) -> None:
         address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER", "")
         self._shell: LearnerShell | None = None
@@ -65,7 +68,7 @@ class Learner:
             host,
             port,
             read_token(file) if file else None,
-            node_kind(node),
+            *placed(state, node, list(trainable(model).values())),
         )
         try:
             self._shell.start(limit_s)
@@ -127,6 +130,11 @@ class Learner:
         return self._shell.node_pid if self._shell else None
 
     @property
+    def state(self) -> str:
+        """Where its state is, "host" or "device", for who measures."""
+        return "host" if self._shell is None or self._shell.home is None else "device"
+
+    @property
     def ramp(self) -> float:
         """Factor for the inner learning rate: rises to 1 over `join_warmup` steps after joining a run under way."""
         return self._shell.training.ramp if self._shell else 1.0
@@ -142,7 +150,7 @@ class TorchParameters:
 
     @torch.no_grad()
     def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
-        way = self._way(fragment)
+        way = self._way(fragment, cell)
         flat = way.room(cell, fragment.size)
         flat.zero_()  # what lies between tensors too
         parts, views = self._parts(fragment, flat)
@@ -151,21 +159,21 @@ class TorchParameters:
 
     @torch.no_grad()
     def add(self, fragment: Fragment, cell: Cell, mark: int) -> None:
-        way = self._way(fragment)
+        way = self._way(fragment, cell)
         parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
         torch._foreach_add_(parts, views)
         way.done(cell, mark)
 
     @torch.no_grad()
     def write(self, fragment: Fragment, cell: Cell, mark: int) -> None:
-        way = self._way(fragment)
+        way = self._way(fragment, cell)
         parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
         torch._foreach_copy_(parts, views)
         way.done(cell, mark)
 
     @torch.no_grad()
     def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None:
-        way = self._way(fragment)
+        way = self._way(fragment, cell)
         parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
         torch._foreach_lerp_(parts, views, 1 - alpha)
         way.done(cell, mark)
@@ -174,10 +182,10 @@ class TorchParameters:
         if self._optimizer is not None:
             self._optimizer.state.clear()
 
-    def _way(self, fragment: Fragment) -> Way:
+    def _way(self, fragment: Fragment, cell: Cell) -> Way:
         device = self._named[fragment.slots[0].name].device
         if device not in self._ways:
-            self._ways[device] = way_for(device)
+            self._ways[device] = way_for(device, cell)
         return self._ways[device]
 
     def _parts(self, fragment: Fragment, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -3,9 +3,9 @@
     flat = way.room(cell, size); pack θ into it; way.up(cell, size, mark)
     flat = way.down(cell, size, mark); add it to θ; way.done(cell, mark)
 
-On the host the cell itself is packed and added from. On CUDA nothing waits: copies run on a side stream, which writes
-the cell's mark behind each, so that the device itself says when a cell is filled or free. On other devices copies are
-waited for.
+Where a cell lies with the parameters, it is itself packed and added from. Between CUDA and the host nothing waits:
+copies run on a side stream, which writes the cell's mark behind each, so that the device itself says when a cell is
+filled or free. On other devices copies are waited for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skerry.adapters.device import DeviceCell
 from skerry.node.cells import PAGE, Cell, FloatCell
 
 PORTABLE = 1  # of cudaHostRegister: for every device
@@ -34,21 +35,24 @@ class Way(Protocol):
     def done(self, cell: Cell, mark: int) -> None: ...
 
 
-def way_for(device: torch.device) -> Way:
-    if device.type == "cuda":
-        return CudaWay(device)
-    return HostWay() if device.type == "cpu" else SlowWay(device)
+def way_for(device: torch.device, cell: Cell) -> Way:
+    """To and from such cells."""
+    if isinstance(cell, DeviceCell) or device.type == "cpu":
+        return NoWay()
+    return CudaWay(device) if device.type == "cuda" else SlowWay(device)
 
 
-class HostWay:
+class NoWay:
+    """The cells lie where the parameters are: nothing is copied."""
+
     def room(self, cell: Cell, size: int) -> Tensor:
-        return torch.from_numpy(cell.load(size))
+        return torch.as_tensor(cell.load(size))
 
     def up(self, cell: Cell, size: int, mark: int) -> None:
         cell.mark(mark)
 
     def down(self, cell: Cell, size: int, mark: int) -> Tensor:
-        return torch.from_numpy(cell.load(size))
+        return torch.as_tensor(cell.load(size))
 
     def done(self, cell: Cell, mark: int) -> None:
         cell.mark(mark)

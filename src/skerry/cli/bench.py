@@ -24,7 +24,7 @@ from skerry import config as configs
 from skerry.cli import bench_kernels, bench_processes
 from skerry.cli.bench_tables import PARAMETERS, bytes_text, refuse_overrides, tell
 from skerry.errors import Refusal
-from skerry.shell.learner import node_kind
+from skerry.shell.learner import STATES
 from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
 
@@ -67,6 +67,7 @@ def _learner(words: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=25, help="steps in one stretch")
     parser.add_argument("--pairs", type=int, default=15, help="plain and attached stretches, in alternation")
     parser.add_argument("--node", choices=["process", "thread"], help="where the learner's node runs (or SKERRY_NODE)")
+    parser.add_argument("--state", choices=STATES, help="where the learner's state is (or SKERRY_STATE)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
@@ -75,8 +76,8 @@ def _learner(words: Sequence[str]) -> int:
     cli.need("torch", "torch", "skerry bench learner")
     from skerry.proof.bench.learner import measure
 
-    node = node_kind(options.node)
-    found = measure(options.model, options.steps, options.pairs, options.batch, options.device, node)
+    where = (options.device, options.node, options.state)
+    found = measure(options.model, options.steps, options.pairs, options.batch, *where)
     cli.tell(found, options.json, _show_attached)
     return 0
 
@@ -84,7 +85,7 @@ def _learner(words: Sequence[str]) -> int:
 def _show_attached(found: Attached) -> None:
     print(
         f"attached / plain: {found.ratio:.3f} (from {found.ratio_min:.3f} to {found.ratio_max:.3f} "
-        f"over {found.pairs} pairs of {found.steps} steps, node in a {found.node})\n"
+        f"over {found.pairs} pairs of {found.steps} steps, node in a {found.node}, state on the {found.state})\n"
         f"plain {found.plain_tokens_per_s:,.0f} tokens/s, attached {found.attached_tokens_per_s:,.0f}; "
         f"{found.merges} merges meanwhile"
     )

@@ -14,7 +14,7 @@ from skerry import cli
 from skerry import config as configs
 from skerry.errors import Refusal, RefusedError
 from skerry.shell.address import parse_address, read_token
-from skerry.shell.learner import fetch_config, join_timeout, learner_name, node_kind
+from skerry.shell.learner import STATES, fetch_config, join_timeout, learner_name, node_kind, state_kind
 from skerry.shell.signals import end_with, held_back, until_signalled
 from skerry.text import Kind, count
 
@@ -44,6 +44,11 @@ def run(words: Sequence[str]) -> int:
         choices=["process", "thread"],
         help="where all but the training itself happens (or SKERRY_NODE; default: process, where there can be one)",
     )
+    parser.add_argument(
+        "--state",
+        choices=STATES,
+        help='where its bases and open contributions are (or SKERRY_STATE; default: host); "device" takes a thread',
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--precision", choices=_choices("precision"), help="instead of the run's learner.precision")
     parser.add_argument("--compile", choices=_choices("compile"), help="instead of the run's learner.compile")
@@ -53,7 +58,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
-    if node_kind(options.node) == "thread":
+    if node_kind(options.node) == "thread" or state_kind(options.state) != "host":
         sys.setswitchinterval(SWITCH_S)
     if overrides:
         raise Refusal(f"--{overrides[0][0]}: a learner's configuration comes from its syncer")
@@ -126,5 +131,6 @@ def _train(
         device,
         options.pace_file,
         wanted,
-        node_kind(options.node),
+        options.node,
+        options.state,
     )

@@ -31,6 +31,9 @@ class Cell(Protocol):
         """Hold the values, less the others."""
 
     def load(self, size: int) -> Array: ...
+    def less(self, base: Array) -> Array:
+        """What it holds, less the base: an array of its own."""
+
     def mark(self, number: int) -> None: ...
     def is_marked(self, number: int) -> bool: ...
 
@@ -62,6 +65,9 @@ class Box:
 
     def load(self, size: int) -> Array:
         return self.values
+
+    def less(self, base: Array) -> Array:
+        return self.values - base
 
     def mark(self, number: int) -> None:
         self.number = number
@@ -99,6 +105,9 @@ class FloatCell:
 
     def load(self, size: int) -> F32:
         return self.values[:size]
+
+    def less(self, base: F32) -> F32:
+        return self.values[: base.size] - base
 
     def mark(self, number: int) -> None:
         self.word[0] = number

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from skerry.algo.fragments import Layout
 from skerry.core.events import Ticked
-from skerry.node.algebra import FLOAT32, Algebra
+from skerry.node.algebra import FLOAT32, LearnerAlgebra
 from skerry.node.cells import Boxes, Lay
 from skerry.node.learner import LearnerNode
 from skerry.node.mailbox import Mailbox, mailbox
@@ -34,7 +34,7 @@ class LearnerDriver:
         clock: Callable[[], float],
         post: Mailbox,
         lay: Lay,
-        algebra: Algebra = FLOAT32,
+        algebra: LearnerAlgebra = FLOAT32,
         observer: LearnerObserver = UNWATCHED,
     ) -> None:
         self.uplink = Uplink()
@@ -61,7 +61,7 @@ def both_halves(
     carrier: Carrier,
     process: str,
     clock: Callable[[], float],
-    algebra: Algebra = FLOAT32,
+    algebra: LearnerAlgebra = FLOAT32,
     observer: LearnerObserver = UNWATCHED,
 ) -> tuple[TrainingHalf, LearnerDriver]:
     """A learner in one thread: its values may be of any kind, and what one half says the other hears at once."""

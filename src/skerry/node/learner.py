@@ -58,7 +58,7 @@ from skerry.core.messages import (
     SyncerMessage,
     Welcome,
 )
-from skerry.node.algebra import FLOAT32, Algebra, Array, Payload
+from skerry.node.algebra import FLOAT32, Array, LearnerAlgebra, Payload
 from skerry.node.cells import Cells, Lay, count_for
 from skerry.node.mailbox import (
     NO_CELL,
@@ -146,7 +146,7 @@ class LearnerNode:
         clock: Callable[[], float],
         mailbox: Mailbox,
         lay: Lay,
-        algebra: Algebra = FLOAT32,
+        algebra: LearnerAlgebra = FLOAT32,
         observer: LearnerObserver = UNWATCHED,
     ) -> None:
         self.name, self.layout, self.link = name, layout, link
@@ -353,7 +353,7 @@ class LearnerNode:
     def _drift(self, took: Took) -> Array:
         on = self.stands[took.fragment]
         assert on.version == took.version, (took, on.version)
-        return self._cells.up[took.cell].load(self.fragments[took.fragment].size) - on.base
+        return self._cells.up[took.cell].less(on.base)
 
     def _send_changes(self) -> None:
         """What is due, as far as there are cells for it; one change of a fragment at a time."""

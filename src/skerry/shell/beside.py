@@ -21,6 +21,7 @@ import skerry
 from skerry.node.cells import Lay
 from skerry.node.mailbox import Mailbox, NodeRecord, Record, mailbox
 from skerry.shell.channel import Channel, Introduction, Said
+from skerry.shell.home import Home, OnHost
 from skerry.shell.memory import OwnMemory, SharedMemory
 from skerry.shell.node import LAST_TURN_S, NodeLoop, Who
 
@@ -52,10 +53,11 @@ class Beside(Protocol):
 class NodeThread:
     """In a thread. Every moment of its Python is one that the training loop waits for the interpreter."""
 
-    def __init__(self, who: Who) -> None:
+    def __init__(self, who: Who, home: Home | None = None) -> None:
         self.post, theirs = mailbox()
-        self.lay = OwnMemory()
-        self.loop = NodeLoop(who, theirs, self.lay)
+        home = home or OnHost(OwnMemory())
+        self.lay = home.lay
+        self.loop = NodeLoop(who, theirs, home)
         self.failure: BaseException | None = None
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="skerry-node", daemon=True)
@@ -153,5 +155,6 @@ def can_be_process() -> bool:
     return hasattr(os, "memfd_create") and bool(sys.executable)
 
 
-def start_beside(kind: Kind, who: Who) -> NodeProcess | NodeThread:
-    return NodeProcess(who) if kind == "process" else NodeThread(who)
+def start_beside(kind: Kind, who: Who, home: Home | None = None) -> NodeProcess | NodeThread:
+    """What is on a device can only be a thread's."""
+    return NodeProcess(who) if kind == "process" else NodeThread(who, home)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from skerry.node.mailbox import Record, TrainingRecord
 from skerry.shell.channel import Channel, Introduction, Said
+from skerry.shell.home import OnHost
 from skerry.shell.memory import SharedMemory
 from skerry.shell.node import NodeLoop
 
@@ -94,7 +95,7 @@ def main() -> None:
     logging.root.handlers[:] = [Teller(post)]
     logging.root.setLevel(introduction.log_level)
     threading.Thread(target=post.listen, name="skerry-trainer", daemon=True).start()
-    loop = NodeLoop(introduction.who, post, SharedMemory(memory))
+    loop = NodeLoop(introduction.who, post, OnHost(SharedMemory(memory)))
     post.wake = loop.wake
 
     def is_over() -> bool:

@@ -24,6 +24,7 @@ from skerry.core.messages import Answer, Ask, Message, Refused
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
 from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
+from skerry.shell.home import Home
 from skerry.shell.node import INBOX_MAX, Who
 from skerry.wire.tcp import Client, address_of
 from skerry.wire.transport import Inbox, Opened, Received
@@ -31,6 +32,7 @@ from skerry.wire.transport import Inbox, Opened, Received
 START_S_MAX = 300.0  # of what runs beside the loop, where kernels are to be compiled and the machine is busy
 DEATHS_MAX = 3  # of what runs beside the loop,
 DEATHS_S = 60.0  # within so long, before it is given up
+STATES = ("host", "device", "auto")
 POLL_S = 0.005  # how often a standing training thread looks for boundary work
 ANSWER_POLL_S = 0.1  # how often one who waits for an answer looks at the time
 WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
@@ -77,8 +79,10 @@ class LearnerShell:
         port: int,
         token: bytes | None,
         node: Kind = "thread",
+        home: Home | None = None,
     ) -> None:
         self._who, self._carrier, self._node = Who(name, "", layout, host, port, token), carrier, node
+        self.home = home
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
         self._deaths: list[float] = []
@@ -87,7 +91,7 @@ class LearnerShell:
     def _begin(self) -> None:
         """A process of this name, of which no syncer has heard yet."""
         who = msgspec.structs.replace(self._who, process=secrets.token_hex(8))
-        self.beside = start_beside(self._node, who)
+        self.beside = start_beside(self._node, who, self.home)
         self.training = TrainingHalf(who.layout, self._carrier, self.beside.post, self.beside.lay)
         self._began_at = time.monotonic()
 
@@ -215,9 +219,22 @@ def join_timeout(given_s: float | str | None, default_s: float) -> float:
     return limit_s
 
 
+def asked_for(node: str | None) -> str:
+    """Where somebody wants the node half, if anybody says."""
+    return node or os.environ.get("SKERRY_NODE") or ""
+
+
+def state_kind(given: str | None) -> str:
+    """Where a learner's arrays are: what is given, else what the environment says, else the host."""
+    word = given or os.environ.get("SKERRY_STATE") or "host"
+    if word not in STATES:
+        raise ConfigError(f'state (SKERRY_STATE) = {word}: give "host", "device" or "auto"')
+    return word
+
+
 def node_kind(given: str | None) -> Kind:
     """Where the node half runs: what is given, else what the environment says, else a process if there can be one."""
-    word = given or os.environ.get("SKERRY_NODE") or ("process" if can_be_process() else "thread")
+    word = asked_for(given) or ("process" if can_be_process() else "thread")
     if word not in ("process", "thread"):
         raise ConfigError(f'node (SKERRY_NODE) = {word}: give "process" or "thread"')
     if word == "process" and not can_be_process():

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from skerry import algo
+from skerry.algo import COMPILING, Use
 from skerry.algo.fragments import Layout
 from skerry.core.messages import Welcome
-from skerry.node.cells import Lay
 from skerry.node.driver import LearnerDriver
 from skerry.node.mailbox import Mailbox
+from skerry.shell.home import Home
 from skerry.wire.tcp import Client
 from skerry.wire.transport import Inbox, Received, WireEvent
 
@@ -42,9 +42,10 @@ class Who(msgspec.Struct, frozen=True):
 class NodeLoop:
     """Dials at once; whoever makes it calls `run`, then `close`."""
 
-    def __init__(self, who: Who, post: Mailbox, lay: Lay) -> None:
+    def __init__(self, who: Who, post: Mailbox, home: Home) -> None:
         self.inbox = Inbox(INBOX_MAX)
-        self.driver = LearnerDriver(who.name, who.layout, who.process, time.monotonic, post, lay)
+        self.home = home
+        self.driver = LearnerDriver(who.name, who.layout, who.process, time.monotonic, post, home.lay, home.algebra)
         uplink = self.driver.uplink
         where = (who.host, who.port, who.token)
         self.client = uplink.endpoint = Client(*where, self.inbox, uplink.payload_bytes, name=who.name)
@@ -57,8 +58,9 @@ class NodeLoop:
         while self._kernels.is_alive() and not is_over():
             self._kernels.join(TICK_S)
             self.driver.tick(self.client.trouble)  # it dials meanwhile, and says how it fares
-        while not is_over():
-            self._turn()
+        with self.home.entered():
+            while not is_over():
+                self._turn()
 
     def wake(self) -> None:
         """The training half has said something; from any thread."""
@@ -88,8 +90,9 @@ class NodeLoop:
             log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
 
     def _warm_up(self) -> None:
-        algo.warm_up(lambda: log.warning("%s", algo.COMPILING), self._load)
+        with self.home.entered():
+            self.home.warm_up(lambda: log.warning("%s", COMPILING), self._load)
 
-    def _load(self, use: algo.Use) -> None:
+    def _load(self, use: Use) -> None:
         if not self._is_closed:  # a thread that is left behind in LLVM may crash the process's end
             use()

@@ -61,6 +61,7 @@ def train(
     pace_file: Path | None,
     wants_on: Callable[[], bool],
     node: str | None = None,
+    state: str | None = None,
 ) -> None:
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
     corpus = Corpus.open(config.data.path, config.data.bytes_max)
@@ -69,7 +70,14 @@ def train(
     inner = Inner(model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
     inner.prepare(config.data.batch, shape_of(config.model).context)
     joining = Learner(
-        model, inner.optimizer, syncer, name=name, token_file=token_file, join_timeout_s=join_timeout_s, node=node
+        model,
+        inner.optimizer,
+        syncer,
+        name=name,
+        token_file=token_file,
+        join_timeout_s=join_timeout_s,
+        node=node,
+        state=state,
     )
     with joining as learner:
         stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)

@@ -53,6 +53,7 @@ class Attached(Struct, frozen=True):
     model: str
     device: str
     node: str
+    state: str
     parameters: int
     trainer_plain_bytes: int | None  # resident before the first attached stretch,
     trainer_attached_bytes: int | None  # and at the end of the last
@@ -62,7 +63,9 @@ class Attached(Struct, frozen=True):
     bytes_down: int
 
 
-def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str, node: str) -> Attached:
+def measure(
+    model_preset: str, steps: int, pairs: int, batch: int, device: str, node: str | None, state: str | None
+) -> Attached:
     """Pairs of a plain and an attached stretch of `steps` steps; every second pair has them the other way round."""
     config = Config(
         run=Run(learners=1, steps=10**9),
@@ -74,15 +77,14 @@ def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str, 
     trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")
     plain: list[list[float]] = []
     attached: list[list[float]] = []
-    memory: list[_Memory] = []
+    seen: list[_Seen] = []
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder, _syncer(config, Path(folder)) as local:
 
         def attach() -> None:
-            with Learner(
-                loop.model, loop.inner.optimizer, f"127.0.0.1:{local.port}", name="bench", node=node
-            ) as learner:
+            address = f"127.0.0.1:{local.port}"
+            with Learner(loop.model, loop.inner.optimizer, address, name="bench", node=node, state=state) as learner:
                 attached.append(loop.stretch(steps, learner))
-                memory.append(_memory(learner))
+                seen.append(_seen(learner))
 
         for pair in range(pairs):
             for is_attached in (False, True) if pair % 2 == 0 else (True, False):
@@ -105,26 +107,32 @@ def measure(model_preset: str, steps: int, pairs: int, batch: int, device: str, 
         steps=steps,
         model=model_preset,
         device=device,
-        node=node,
+        node=seen[-1].node,
+        state=seen[-1].state,
         parameters=sum(p.numel() for p in loop.model.parameters()),
         trainer_plain_bytes=trainer_plain_bytes,
-        trainer_attached_bytes=memory[-1].trainer_bytes,
-        node_peak_bytes=memory[-1].node_bytes,
+        trainer_attached_bytes=seen[-1].trainer_bytes,
+        node_peak_bytes=seen[-1].node_bytes,
         merges=status["merges"],
         bytes_up=status["bytes_in"],
         bytes_down=status["bytes_out"],
     )
 
 
-class _Memory(NamedTuple):
+class _Seen(NamedTuple):
+    """Of an attached learner."""
+
+    node: str
+    state: str
     trainer_bytes: int | None
     node_bytes: int | None
 
 
-def _memory(learner: Learner) -> _Memory:
-    pid = learner.node_pid
-    node_bytes = None if pid is None else cores.memory_bytes(pid, "VmHWM")
-    return _Memory(cores.memory_bytes(os.getpid(), "VmRSS"), node_bytes)
+def _seen(learner: Learner) -> _Seen:
+    pid, trainer_bytes = learner.node_pid, cores.memory_bytes(os.getpid(), "VmRSS")
+    if pid is None:
+        return _Seen("thread", learner.state, trainer_bytes, None)
+    return _Seen("process", learner.state, trainer_bytes, cores.memory_bytes(pid, "VmHWM"))
 
 
 def _spread(stretches: list[list[float]]) -> Spread:
