@@ -32,11 +32,11 @@ class Arrays:
         return array
 
     def _block(self, needed_bytes: int) -> npt.NDArray[np.uint8]:
-        """One that is free and fits; those that do not fit are forgotten, so that they do not add up."""
+        """The last that became free, for it may still be in a cache; those that do not fit are forgotten: they add up."""
         most_bytes = int(needed_bytes * (1 + ROOM) ** 2)
         while True:
             try:
-                block = self._free.popleft()
+                block = self._free.pop()
             except IndexError:
                 return np.empty(int(needed_bytes * (1 + ROOM)), np.uint8)
             if needed_bytes <= block.size <= most_bytes:

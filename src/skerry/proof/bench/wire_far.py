@@ -83,11 +83,11 @@ class Far:
     def _receive_deliveries(self, payloads: int) -> None:
         """Take out of the inbox what the I/O thread has put in, as a node does."""
         while payloads:
-            event = self.inbox.get(timeout=STRETCH_S_MAX)
+            for event in self.inbox.drain(payloads, STRETCH_S_MAX):
+                if isinstance(event, Lost):
+                    raise ConnectionError(event.reason)
+                payloads -= isinstance(event, Received)
             self.inbox.settle()
-            if isinstance(event, Lost):
-                raise ConnectionError(event.reason)
-            payloads -= isinstance(event, Received)
 
     def _receive_bare(self, stretch: Stretch) -> None:
         each = (stretch.payload_bytes, stretch.payloads // self.streams)
