@@ -159,8 +159,11 @@ class Desk:
         peer.number, peer.step = peer.number + 1, step
         peer.marks = list(at.get("marks", peer.marks))
         peer.versions = list(at.get("versions", peer.versions))
+        outstanding = at.get("outstanding", {})
         positions = tuple(
-            FragmentPosition(version, mark, mark * TOKENS_PER_STEP, 0, p in at.get("want_full", ()), order)
+            FragmentPosition(
+                version, mark, mark * TOKENS_PER_STEP, outstanding.get(p, 0), p in at.get("want_full", ()), order
+            )
             for p, (version, mark, order) in enumerate(zip(peer.versions, peer.marks, peer.orders, strict=True))
         )
         tokens = step * TOKENS_PER_STEP
@@ -248,8 +251,10 @@ class Bench:
         passed = Boundary(steps, steps * TOKENS_PER_STEP, 1.0, taken, overwritten=overwritten)
         return self.step(passed)
 
-    def pull(self, p: int, settled_seq: int = 0, epoch: int = 1, lossless: bool = False) -> list[object]:
-        return self.step(Told(Pull(epoch, self.machine.life, p, settled_seq, lossless, 0.0)))
+    def pull(
+        self, p: int, settled_seq: int = 0, epoch: int = 1, lossless: bool = False, lacking_seq: int = 0
+    ) -> list[object]:
+        return self.step(Told(Pull(epoch, self.machine.life, p, settled_seq, lossless, 0.0, lacking_seq)))
 
     def publish(
         self,

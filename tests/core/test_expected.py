@@ -151,7 +151,7 @@ WRONG = {
     quorum.quorum_size: (rounded_down, "I11"),
     schedule.sync_every_in: (long_warm_rounds, "H = "),
 }
-SEEDS = range(100)
+SEEDS = range(300)
 
 
 def plant(monkeypatch, right, wrong):

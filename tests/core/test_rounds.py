@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from core.views import contribution, holding, member, view
 from skerry.config import Sync
 from skerry.core.facts import Decision, Row
@@ -62,6 +64,7 @@ def test_a_round_pulls_the_ready_that_have_work_once():
     assert names(wants) == [("a", 0)] and not wants[0].lossless
     asked(wants, now=0.0)
     assert rounds.pull(0, view(a, b, idle, held=holding(contribution("b")), now=1.0)) == []
+    a.take_report(replace(a.report, number=2), 3.0)
     assert names(rounds.pull(0, view(a, b, idle, now=3.0))) == [("a", 0), ("b", 0)], "a did not answer for too long"
 
 

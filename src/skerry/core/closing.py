@@ -37,7 +37,7 @@ class Closing:
         for member in view.connected:
             if not member.is_stopped or member.learner in view.held[p]:
                 continue
-            if view.held.has_room(p, None) and member.may_be_asked(p, view.now):
+            if view.held.has_room(p, None) and member.may_be_asked(p):
                 orders.append(Want(member, p, lossless=True))
             elif member.unsettled(p) == 0:
                 orders.append(GivenUp(member, p))

@@ -2,9 +2,10 @@
 
     actions = machine.step(event, now)
 
-Invariants: at most one contribution per fragment is outstanding, and until it is settled every pull of that fragment is
-answered with its same bytes; a mark never goes back; versions are adopted only upwards, a delta only on exactly its
-base. No step depends on any of this: the training loop never waits. No array here; drift and bytes are the node's.
+Invariants: at most one contribution per fragment is outstanding, and until it is settled a pull of that fragment brings
+its same bytes again or, if the syncer does not know of it yet, nothing; a mark never goes back; versions are adopted
+only upwards, a delta only on exactly its base. No step depends on any of this: the training loop never waits. No array
+here; drift and bytes are the node's.
 
 When it contributes: a version brings with it the *order* for the next contribution to its fragment, the number of
 unsettled steps at which it is due. The training thread knows it when that boundary comes, and no message is waited for.
@@ -374,7 +375,7 @@ class LearnerMachine:
         if self._is_to_forget:
             return  # it is asked again
         if position.outstanding is not None:
-            if position.outstanding.seq > message.settled_seq:
+            if message.lacking_seq == position.outstanding.seq > message.settled_seq:
                 self._do(Resend(message.fragment))
         elif self.step_count > position.mark_step:
             position.is_asked = True

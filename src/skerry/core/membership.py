@@ -14,7 +14,7 @@ from typing import NamedTuple
 from skerry.core.messages import FULL, FragmentPosition, Report
 
 EMA_WEIGHT = 0.2
-RESEND_S = 2.0  # after this long without effect a pull, a stop or a publication is repeated at the soonest
+RESEND_S = 2.0  # what has no effect for this long, a pull, a stop or something bulky, is repeated at the soonest
 RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 
 
@@ -31,7 +31,8 @@ class Asked(NamedTuple):
     """A contribution that was asked for: by a pull at its next boundary, or by an order, when so much is unsettled."""
 
     at: float
-    until: float  # it is not asked again before this
+    since: float  # when it was asked, or, once a report said so, since when its answer is outstanding
+    seq: int  # of what is outstanding, by the last report; 0: nothing is
     order: int = 0  # unsettled steps at which it is due; 0: a pull
     version: int = 0  # that carries the order
 
@@ -104,8 +105,8 @@ class Member:
                 self.adopt_s = ema(self.adopt_s, now - self.timed.pop(p)[1])
             if position.want_full and (before is None or not before.want_full):
                 self.sent_at[p] = float("-inf")  # not under way: it is there, and of no use
-            if self._has_lost_order(p, position):
-                del self.asked[p]
+            if p in self.asked:
+                self._follow_up(p, position, now)
         self.report, self.reported_at = report, now
         self.stepped = max(self.stepped, report.step)
         self.has_adopted_all = all(position.base_version > FULL for position in report.positions)
@@ -149,12 +150,40 @@ class Member:
 
     def ask(self, p: int, now: float, order: int = 0, version: int = 0) -> None:
         """Ask for its work on p: by a pull, or by the order that a version carries."""
-        self.asked[p] = Asked(now, now, order, version)
-        self.wait_on(p)
+        self.asked[p] = Asked(now, now, self.outstanding_seq(p), order, version)
 
-    def wait_on(self, p: int) -> None:
-        """Leave it alone until its answer is due and, by what answers usually take, lost."""
-        self.asked[p] = self.asked[p]._replace(until=self._begins_at(p) + patience_s(self.answer_s or 0.0))
+    def outstanding_seq(self, p: int) -> int:
+        """The contribution to p that it has made, by its last report, and whose fate it does not know; 0: none."""
+        return self.report.positions[p].outstanding_seq if self.report is not None else 0
+
+    def _follow_up(self, p: int, position: FragmentPosition, now: float) -> None:
+        """It says where it stands with what it was asked for: if that is lost, it is as if it had not been asked."""
+        asked = self.asked[p]
+        if position.outstanding_seq != asked.seq:
+            asked = self.asked[p] = asked._replace(since=now, seq=position.outstanding_seq)
+        if self._has_lost_order(asked, position) or self._has_lost_answer(asked, position, now):
+            del self.asked[p]
+
+    def _has_lost_order(self, asked: Asked, position: FragmentPosition) -> bool:
+        """It has adopted the version that carried the order, and knows of none."""
+        is_adopted = bool(asked.order) and position.base_version >= asked.version
+        return is_adopted and not position.order and not position.outstanding_seq
+
+    def _has_lost_answer(self, asked: Asked, position: FragmentPosition, now: float) -> bool:
+        """By a report from long after, a pull had no effect, or what is outstanding is still not here.
+
+        It is always the learner that says so: of one that is silent nothing is known to be lost. An order that stands,
+        or is on its way with its version, is not lost however long it takes.
+        """
+        if asked.order and (position.base_version < asked.version or not position.outstanding_seq):
+            return False
+        return now - asked.since > patience_s(self.answer_s or 0.0)
+
+    def forgive(self, passed_s: float) -> None:
+        """It was not listened to for so long: that it did not step, or that something did not come, says nothing."""
+        self.stepped_at += passed_s
+        for p, asked in self.asked.items():
+            self.asked[p] = asked._replace(since=asked.since + passed_s)
 
     def _begins_at(self, p: int) -> float:
         """When it begins to answer: at once if it was pulled, else once its order's steps are there, as reports go."""
@@ -177,16 +206,9 @@ class Member:
         """By its last report it has the steps that were ordered, or it was pulled: its answer is on its way."""
         return self.unsettled(p) >= self.asked[p].order
 
-    def _has_lost_order(self, p: int, position: FragmentPosition) -> bool:
-        """It has adopted the version that carried the order, and knows of none: it is to be pulled."""
-        asked = self.asked.get(p)
-        if asked is None or not asked.order or position.base_version < asked.version:
-            return False
-        return not position.order and not position.outstanding_seq
-
-    def may_be_asked(self, p: int, now: float) -> bool:
-        """It has work on p, knows what is settled, and was not just asked."""
-        return self._has_work(p) and (p not in self.asked or now > self.asked[p].until)
+    def may_be_asked(self, p: int) -> bool:
+        """It has work on p, knows what is settled, and is not asked for it already."""
+        return p not in self.asked and self._has_work(p)
 
     def _has_work(self, p: int) -> bool:
         assert self.report is not None

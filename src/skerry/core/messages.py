@@ -148,7 +148,10 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 class Pull(Struct, frozen=True, tag=True):
-    """Contribute this fragment at the next step boundary; the same bytes again if one is outstanding."""
+    """Contribute this fragment at the next step boundary, or what is outstanding of it once more.
+
+    That is sent again only if the pull names it. One that the syncer had not heard of is on its way for the first time.
+    """
 
     epoch: int
     life: int
@@ -156,6 +159,7 @@ class Pull(Struct, frozen=True, tag=True):
     settled_seq: int
     lossless: bool
     progress: float
+    lacking_seq: int = 0  # it is outstanding, by the learner's last report, and is not here; 0: none is
 
 
 class Publication(Struct, frozen=True, tag=True):

@@ -6,16 +6,15 @@ one fragment), and what time alone brings about is found when that time has come
 
     ready       learners that K counts
     leaving     learners that want to go and may still hand over
-    askable     for each fragment, who of the two could be asked for it: has work on it, knows what is settled, was not
-                just asked, and nothing of it is held
-    awaited     for each fragment, who was asked for it, by a pull or an order, and has not answered
+    askable     for each fragment, who of the two could be asked for it: has work on it, knows what is settled, is not
+                asked already, and nothing of it is held
+    awaited     for each fragment, who is asked for it, by a pull or an order, and has not answered
 
 A report costs the fragments it speaks of, a merge the learners that are in it.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -53,8 +52,6 @@ class Roster:
         self._steps_s: list[float] = []  # step times of the ready, as far as measured, in order
         self._rounds: list[float] = []  # steps that a round takes each of the ready, as far as measured, in order
         self._stall_by = NEVER  # no ready learner stalls before this
-        self._patience: list[tuple[float, str, int]] = []  # heap: when to ask again, whom, for which fragment
-        self._ask_again_at: dict[tuple[str, int], float] = {}  # which entry of the heap holds, by learner and fragment
         self._pace: tuple[int, float | None] | None = None  # K, and the pace with it, until a step time changes
         self._steps_due: list[tuple[int, float] | None] = [None for _ in held]  # likewise, until steps change
 
@@ -82,20 +79,19 @@ class Roster:
             self.leaving.pop(learner, None)
         self._count(member)
         for p in range(len(self.askable)):
-            self._sort_in(member, p, now)
+            self._sort_in(member, p)
 
-    def refresh(self, member: Member, p: int, now: float) -> None:
+    def refresh(self, member: Member, p: int) -> None:
         """Something about the member's fragment may have changed: what is settled, held or asked of it."""
         if (counted := self._counted.get(member.learner)) is not None:
             before, counted.unsettled[p] = counted.unsettled[p], member.unsettled(p)
             self._count_steps(p, before, counted.unsettled[p])
-        self._sort_in(member, p, now)
+        self._sort_in(member, p)
 
     def asked(self, member: Member, p: int, now: float, order: int = 0, version: int = 0) -> None:
-        """It is asked for its work on the fragment, and then not again for a while."""
+        """It is asked for its work on the fragment, and not again until a report of its own says that it is lost."""
         member.ask(p, now, order, version)
-        self._sort_in(member, p, now)
-        self._wait_for(member, p)
+        self._sort_in(member, p)
 
     def answered(self, member: Member, p: int, now: float, step: int) -> None:
         """Its work on the fragment, up to this step, is here; if it was asked for it, so long it takes to answer."""
@@ -105,15 +101,15 @@ class Roster:
             member.stepped = step
             self.update(member, now)
         else:
-            self.refresh(member, p, now)
+            self.refresh(member, p)
 
-    def forget(self, member: Member, p: int, now: float) -> None:
+    def forget(self, member: Member, p: int) -> None:
         """Whatever it was asked for on the fragment, it will not bring it by itself."""
         member.asked.pop(p, None)
-        self._sort_in(member, p, now)
+        self._sort_in(member, p)
 
     def pass_time(self, now: float) -> None:
-        """Who has stalled is not ready any more; who did not answer for too long may be asked again."""
+        """Who has stalled is not ready any more."""
         if now + SLACK_S >= self._stall_by:
             self._stall_by = NEVER
             for member in list(self.ready.values()):
@@ -121,19 +117,6 @@ class Roster:
                     self.update(member, now)
                 else:
                     self._stall_by = min(self._stall_by, member.stalls_at(self.stall_s))
-        ripe = []
-        while self._patience and self._patience[0][0] <= now + SLACK_S:
-            ripe.append(heapq.heappop(self._patience))
-        for at, learner, p in ripe:
-            member = self.members[learner]
-            if self._ask_again_at.get((learner, p)) != at:
-                continue
-            del self._ask_again_at[learner, p]
-            if p in member.asked:
-                member.wait_on(p)  # it may have slowed down since: an order is by steps
-                self._sort_in(member, p, now)
-                if now <= member.asked[p].until:
-                    self._wait_for(member, p)
 
     # ------------------------------------------------------------------------------------------ what follows
 
@@ -160,7 +143,7 @@ class Roster:
 
     # ------------------------------------------------------------------------------------------ helpers
 
-    def _sort_in(self, member: Member, p: int, now: float) -> None:
+    def _sort_in(self, member: Member, p: int) -> None:
         """Whether it is awaited on the fragment, and whether it could be asked."""
         learner = member.learner
         if p in member.asked:
@@ -168,15 +151,10 @@ class Roster:
         else:
             self.awaited[p].discard(learner)
         is_there = learner in self.ready or learner in self.leaving
-        if is_there and learner not in self._held[p] and member.may_be_asked(p, now):
+        if is_there and learner not in self._held[p] and member.may_be_asked(p):
             self.askable[p].add(learner)
         else:
             self.askable[p].discard(learner)
-
-    def _wait_for(self, member: Member, p: int) -> None:
-        at = member.asked[p].until
-        self._ask_again_at[member.learner, p] = at
-        heapq.heappush(self._patience, (at, member.learner, p))
 
     def _count(self, member: Member) -> None:
         """All that sums and orders are made of, if the learner is ready; what it was before is taken back."""

@@ -204,11 +204,11 @@ class SyncerMachine:
         return actions
 
     def _pass_time(self, now: float) -> None:
-        """If this process itself was away, the learners were not heard, which is not the same as stalled."""
+        """If this process itself was away, the learners were not heard, which is not the same as stalled or lost."""
         passed_s = self.clock.advance(now)
         if passed_s > RESEND_S:
             for member in self.members.values():
-                member.stepped_at += passed_s
+                member.forgive(passed_s)
         self.roster.pass_time(self.clock.now)
 
     # ------------------------------------------------------------------------------------------ who is there
@@ -341,7 +341,7 @@ class SyncerMachine:
         reason, harmful = self._verdict(event, c)
         if reason is None and not self.held.has_room(c.fragment, self.rounds.oldest):
             reason = "full"
-            self.roster.forget(member, c.fragment, self.clock.now)  # asked again once there is room
+            self.roster.forget(member, c.fragment)  # asked again once there is room
         if reason is None:
             self._hold(member, c, event.payload_bytes)
             self.samples.arrived(c.learner, c.life, event.payload_bytes, event.payload_s)
@@ -397,8 +397,8 @@ class SyncerMachine:
     def _pull(self, wants: Iterable[Want]) -> None:
         for member, p, lossless in wants:
             self.roster.asked(member, p, self.clock.now)
-            seq = self.state.ledger.settled(member.learner, member.life, p).seq
-            self._send(member, Pull(self.state.epoch, member.life, p, seq, lossless, self.progress))
+            seq, lacking = self.state.ledger.settled(member.learner, member.life, p).seq, member.outstanding_seq(p)
+            self._send(member, Pull(self.state.epoch, member.life, p, seq, lossless, self.progress, lacking))
 
     def _merge(self, close: Close | None, view: View) -> None:
         """Order the merge of what is held, if a round is to be closed."""
@@ -508,7 +508,7 @@ class SyncerMachine:
         self.rounds.abandon()
         for member in self.roster:
             for p in [p for p, asked in member.asked.items() if asked.order]:
-                self.roster.forget(member, p, self.clock.now)  # the last work is asked for, losslessly
+                self.roster.forget(member, p)  # the last work is asked for, losslessly
         versions = tuple(f.version for f in self.state.fragments)
         self._record(PhaseChanged("closing", versions, self._unwritten_seen(), self.elapsed_s))
         self._advance_closing(self.closing)
@@ -613,7 +613,7 @@ class SyncerMachine:
             member = self.members.get(row.learner)
             if member is not None and member.life == row.life:
                 member.settled[row.fragment] = row.to_step
-                self.roster.refresh(member, row.fragment, self.clock.now)
+                self.roster.refresh(member, row.fragment)
 
     def _settled(self, c: Contribution) -> Settled:
         return self.state.ledger.settled(c.learner, c.life, c.fragment)
