@@ -56,16 +56,21 @@ def same(ours, theirs):
 @on_every_device
 @every_codec
 def test_what_is_encoded_read_and_adopted_has_the_same_bits(device, codec):
-    home, values, base = OnDevice(torch.device(device)), gaussian(0, 1e-3), gaussian(1)
-    expected = FLOAT32.encode(codec, values)
+    home, values, base, residual = OnDevice(torch.device(device)), gaussian(0, 1e-3), gaussian(1), gaussian(2, 1e-4)
+    expected = FLOAT32.encode(codec, values, residual)
     with home.entered():
-        payload = home.algebra.encode(codec, put(values, device))
+        drift, rest = put(values, device), put(residual, device)
+        payload = home.algebra.encode(codec, drift, rest)
         assert bytes(payload) == bytes(expected)
         assert home.algebra.checksum(payload) == FLOAT32.checksum(expected)
         assert same(home.algebra.decode(codec, payload), FLOAT32.decode(codec, expected))
+        for before in (None, residual):
+            ours = home.algebra.unsaid(codec, payload, drift, None if before is None else rest)
+            assert same(ours, FLOAT32.unsaid(codec, expected, values, before))
         adopted, there = FLOAT32.adopt(codec, expected, base), put(base, device)
-        assert same(home.algebra.adopt(codec, payload, there), adopted) and same(there, base)
-        assert home.algebra.digest(put(adopted, device)) == FLOAT32.digest(adopted)
+        ours = home.algebra.adopt(codec, payload, there)
+        assert same(ours.base, adopted.base) and ours[1:] == adopted[1:] and same(there, base)
+        assert home.algebra.digest(ours.base) == FLOAT32.digest(adopted.base) == adopted.digest
         assert bytes(home.algebra.whole(there)) == bytes(FLOAT32.whole(base))
 
 
@@ -88,6 +93,7 @@ def test_the_first_parameter_that_is_not_finite_is_named(device, poison):
         assert home.algebra.first_spoiled(put(values, device), FRAGMENT) == FRAGMENT.slots[2].name
         values[FRAGMENT.slots[1].offset] = poison
         assert home.algebra.first_spoiled(put(values, device), FRAGMENT) == FRAGMENT.slots[1].name
+        assert home.algebra.encode("int4", put(values, device)) is None
 
 
 @on_every_device

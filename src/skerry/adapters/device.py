@@ -25,7 +25,7 @@ from skerry.algo.codecs import U8
 from skerry.algo.fragments import BLOCK, ROW, Fragment
 from skerry.errors import ConfigError
 from skerry.memory import Arrays
-from skerry.node.algebra import FLOAT32, Payload
+from skerry.node.algebra import FLOAT32, Adopted, Payload
 from skerry.node.cells import Cells
 from skerry.shell.beside import Kind
 from skerry.shell.learner import asked_for, node_kind, state_kind
@@ -125,10 +125,15 @@ class DeviceAlgebra:
     def empty(self, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self._device)
 
-    def encode(self, codec: str, values: Tensor) -> memoryview:
-        payload = self.empty(codecs.payload_bytes(codec, values.numel()), torch.uint8)
-        kernels.encode(codec, values, payload)
-        return self._bus.fetch(payload).data
+    def encode(self, codec: str, drift: Tensor, residual: Tensor | None = None) -> memoryview | None:
+        u = drift if residual is None else drift + residual
+        payload = self.empty(codecs.payload_bytes(codec, u.numel()), torch.uint8)
+        kernels.encode(codec, u, payload)
+        return self._bus.fetch(payload).data if self.is_finite(u) else None
+
+    def unsaid(self, codec: str, payload: Payload, drift: Tensor, residual: Tensor | None) -> Tensor:
+        said = self.decode(codec, payload)
+        return torch.sub(drift if residual is None else drift + residual, said, out=said)
 
     def decode(self, codec: str, payload: Payload) -> Tensor:
         brought = self._bus.bring(payload)
@@ -138,8 +143,10 @@ class DeviceAlgebra:
         kernels.decode(codec, brought, values)
         return values
 
-    def adopt(self, codec: str, payload: Payload, base: Tensor) -> Tensor:
-        return self.decode(codec, payload).add_(base)
+    def adopt(self, codec: str, payload: Payload, base: Tensor | None) -> Adopted:
+        values = self.decode(codec, payload)
+        new = values if base is None else values.add_(base)
+        return Adopted(new, self.digest(new), self.is_finite(new))
 
     def first_spoiled(self, values: Tensor, fragment: Fragment) -> str:
         """The first parameter with a value that is not finite; empty if all are."""

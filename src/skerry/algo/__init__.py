@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from numba.core import event
 
-from skerry.algo import codecs, digests, fragments, merge, outer
+from skerry.algo import codecs, digests, drift, fragments, merge, outer
 
 COMPILING = "compiling kernels once for this machine, which may take a minute"
 
@@ -52,9 +52,12 @@ def _uses() -> Iterator[Use]:
         held = [merge.Held(codec, payload, 1.0, norms)]
         yield partial(codecs.encode, codec, x, np.empty_like(x))
         yield partial(outer.adopt, codec, payload, zeros)
+        yield partial(drift.say, codec, x, None, payload)
+        yield partial(drift.unsaid, codec, payload, x, None, np.empty_like(x))
         yield partial(codecs.inspect, codec, payload, fragment)
         for rule in merge.RULES:
             yield partial(merge.merge, rule, fragment, held)
     step = outer.OuterStep("nesterov", 0.7, 0.9)
     yield partial(outer.advance, step, x, zeros, zeros, "fp32", x.view(np.uint8), "fp32")
     yield partial(digests.digest, x)
+    yield partial(drift.difference, x, (x,), np.empty_like(x))

@@ -60,6 +60,11 @@ def payload_bytes(codec: str, size: int) -> int:
     return _codec(codec).block_bytes * (size // BLOCK)
 
 
+def size_of(codec: str, payload: Array) -> int:
+    """Elements that a payload of its length has, if any number of them has that length."""
+    return payload.size // _codec(codec).block_bytes * BLOCK
+
+
 def number(codec: str) -> int:
     """By which the kernels know it."""
     return _codec(codec).number
@@ -86,7 +91,7 @@ def encode(codec: str, x: F32, decoded: F32 | None = None, out: U8 | None = None
 
 def decode(codec: str, payload: Array, out: F32 | None = None, threads: int = 1) -> F32:
     """The float32 values of a payload; the size is that of `out`, or follows from the payload's length."""
-    size = payload.size // _codec(codec).block_bytes * BLOCK if out is None else out.size
+    size = size_of(codec, payload) if out is None else out.size
     source = readable(codec, payload, size)
     values = np.empty(size, np.float32) if out is None else out
     check_flat(size, values)

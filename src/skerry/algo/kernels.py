@@ -9,6 +9,7 @@ Rules that hold here, so that the same bytes give the same bits on every machine
 All kernels live in this one file: numba's disk cache does not notice a change in a callee elsewhere.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -44,15 +45,20 @@ NESTEROV, SGD, DELAYED = range(3)  # and the outer rules'
 assert BLOCK % (2 * LANES) == 0 and ROW % BLOCK == 0
 
 
+_THREADS = ThreadPoolExecutor(os.cpu_count(), "skerry-rows")  # kept: to start one takes as long as a million elements
+
+
 def over_rows(work: Callable[[int, int], None], row_count: int, threads: int) -> None:
     """Call work(lo, hi) on ranges that cover [0, row_count); on this very thread when one is enough."""
     parts = max(1, min(threads, row_count // ROWS_PER_THREAD_MIN))
     if parts == 1:
         return work(0, row_count)
     edges = [row_count * part // parts for part in range(parts + 1)]
-    with ThreadPoolExecutor(parts) as pool:
-        for future in [pool.submit(work, lo, hi) for lo, hi in pairwise(edges)]:
-            future.result()
+    first, *others = pairwise(edges)
+    futures = [_THREADS.submit(work, *part) for part in others]
+    work(*first)
+    for future in futures:
+        future.result()
 
 
 def frozen(array: Array) -> Array:
@@ -60,6 +66,9 @@ def frozen(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+NONE = frozen(np.empty(0, np.float32))  # to kernels, an array that is not there
 
 
 def check_flat(size: int, *arrays: Array) -> None:
@@ -519,14 +528,20 @@ def advance(
 
 
 @njit(cache=True, nogil=True)
-def adopt(codec: int, payload: Array, theta: Array, theta_new: Array, lo: int, hi: int) -> None:
-    """Θ' = Θ + d."""
-    scratch = np.empty(ROW, np.float32)
-    for start in range(lo, hi, ROW):
-        at = slice(start, min(start + ROW, hi))
-        published = scratch[: at.stop - start]
-        decode(codec, payload, theta.size, start, published)
-        _add(theta[at], published, theta_new[at])
+def adopt(
+    codec: int, payload: Array, theta: Array, theta_new: Array, factors: Array, row_lo: int, row_hi: int
+) -> tuple[np.uint64, np.uint32]:
+    """Θ' = Θ + d, or d where Θ is not there, on rows [row_lo, row_hi); their share of its digest, its largest bits."""
+    scratch, total, top = np.empty(ROW, np.float32), np.uint64(0), np.uint32(0)
+    for r in range(row_lo, row_hi):
+        at = slice(r * ROW, min((r + 1) * ROW, theta_new.size))
+        row, published = theta_new[at], scratch[: at.stop - at.start]
+        decode(codec, payload, theta_new.size, at.start, published)
+        _sum(published, theta[at], row)
+        words = row.view(np.uint32)
+        total += _mixed_row(_row_sum(words, factors[: words.size]), r)
+        top = max(top, _top_bits(words))
+    return total, top
 
 
 @njit(cache=True, nogil=True)
@@ -618,3 +633,56 @@ def mix(words: Any) -> Any:
 
 
 _mix = njit(cache=True, nogil=True)(mix)
+
+
+# A learner's passes (`algo/drift.py`), over elements [lo, hi) where it is not over all. An array that is not there is
+# an empty one.
+
+
+@njit(cache=True, nogil=True)
+def difference(x: Array, y: Array, z: Array, out: Array) -> None:
+    """(x − y) − z, or x − y."""
+    if z.size == 0:
+        return _subtract(x, y, out)
+    for j in range(out.size):
+        out[j] = (x[j] - y[j]) - z[j]
+
+
+@njit(cache=True, nogil=True)
+def say(codec: int, drift: Array, residual: Array, payload: Array, lo: int, hi: int) -> np.uint32:
+    """d = Q(u), u = drift + residual; the largest bits of u."""
+    scratch, top = np.empty(ROW, np.float32), np.uint32(0)
+    for start in range(lo, hi, ROW):
+        at = slice(start, min(start + ROW, hi))
+        u = scratch[: at.stop - start]
+        _sum(drift[at], residual[at], u)
+        encode(codec, u, payload, drift.size, start)
+        top = max(top, _top_bits(u.view(np.uint32)))
+    return top
+
+
+@njit(cache=True, nogil=True)
+def unsaid(codec: int, payload: Array, drift: Array, residual: Array, out: Array, lo: int, hi: int) -> None:
+    """u − d, u = drift + residual."""
+    scratch = np.empty(ROW, np.float32)
+    for start in range(lo, hi, ROW):
+        at = slice(start, min(start + ROW, hi))
+        said = scratch[: at.stop - start]
+        decode(codec, payload, drift.size, start, said)
+        _less(drift[at], residual[at], said, out[at])
+
+
+@njit(cache=True, nogil=True)
+def _less(drift: Array, residual: Array, said: Array, out: Array) -> None:
+    if residual.size == 0:
+        return _subtract(drift, said, out)
+    for j in range(out.size):
+        out[j] = (drift[j] + residual[j]) - said[j]
+
+
+@njit(cache=True, nogil=True)
+def _sum(drift: Array, residual: Array, u: Array) -> None:
+    if residual.size == 0:
+        u[:] = drift
+    else:
+        _add(drift, residual, u)

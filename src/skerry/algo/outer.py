@@ -13,8 +13,9 @@ import numpy as np
 
 from skerry.algo import codecs, kernels
 from skerry.algo.codecs import U8
+from skerry.algo.digests import FACTORS, as_bytes
 from skerry.algo.fragments import F32, ROW
-from skerry.algo.kernels import Array, check_flat, frozen, over_rows
+from skerry.algo.kernels import NONE, Array, check_flat, frozen, over_rows
 
 _NUMBERS = {"nesterov": kernels.NESTEROV, "sgd": kernels.SGD, "delayed": kernels.DELAYED}
 OUTER_RULES = tuple(_NUMBERS)
@@ -43,6 +44,14 @@ class Advanced(NamedTuple):
     velocity: F32
     error: F32
     payload: U8
+    finite: bool
+
+
+class Adopted(NamedTuple):
+    """A version as it came; it is the one that was meant if its digest is that one's."""
+
+    theta: F32
+    digest: bytes
     finite: bool
 
 
@@ -98,17 +107,24 @@ def _fresh(codec: str, size: int) -> tuple[F32, F32, F32, U8]:
     return theta, velocity, error, np.empty(codecs.payload_bytes(codec, size), np.uint8)
 
 
-def adopt(codec: str, payload: Array, theta_old: F32, threads: int = 1, out: F32 | None = None) -> F32:
-    """Θ' = Θ + decode(d), the bits that `advance` kept."""
-    theta_new = np.empty_like(theta_old) if out is None else out
-    check_flat(theta_old.size, theta_old, theta_new)
-    source = (codecs.number(codec), codecs.readable(codec, payload, theta_old.size))
+def adopt(codec: str, payload: Array, theta_old: F32 | None, threads: int = 1, out: F32 | None = None) -> Adopted:
+    """Θ' = Θ + decode(d), the bits that `advance` kept; without a Θ the payload is all of it.
+
+    Digest and finiteness are found on the way, while a row is in cache.
+    """
+    size = codecs.size_of(codec, payload) if theta_old is None else theta_old.size
+    theta_new = np.empty(size, np.float32) if out is None else out
+    source = (codecs.number(codec), codecs.readable(codec, payload, size))
+    check_flat(size, theta_new, *(() if theta_old is None else (theta_old,)))
+    before = NONE if theta_old is None else frozen(theta_old)
+    found: list[tuple[np.uint64, np.uint32]] = []  # appended to from any thread
 
     def work(row_lo: int, row_hi: int) -> None:
-        kernels.adopt(*source, frozen(theta_old), theta_new, row_lo * ROW, min(row_hi * ROW, theta_old.size))
+        found.append(kernels.adopt(*source, before, theta_new, FACTORS, row_lo, row_hi))
 
-    over_rows(work, -(-theta_old.size // ROW), threads)
-    return theta_new
+    over_rows(work, -(-size // ROW), threads)
+    totals, tops = zip(*found, strict=True)
+    return Adopted(theta_new, as_bytes(sum(map(int, totals))), max(tops) < kernels.INFINITY_BITS)
 
 
 def is_multiple(version: int, period: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from skerry.algo import codecs, digests, outer
+from skerry.algo import drift as drifts
 from skerry.algo import merge as merging
 from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
@@ -43,6 +44,14 @@ class Merged(NamedTuple):
     state: bytes  # of all of them
 
 
+class Adopted(NamedTuple):
+    """A version as it has come to a learner."""
+
+    base: Array
+    digest: bytes
+    is_finite: bool
+
+
 class Step(Protocol):
     """An outer step and how its result is published: a decision, or what is kept of one to do it again."""
 
@@ -67,9 +76,16 @@ class Step(Protocol):
 class LearnerAlgebra(Protocol):
     """What a learner computes with: its arrays may be of another kind, with the same bits."""
 
-    def encode(self, codec: str, values: Array) -> Payload: ...
+    def encode(self, codec: str, drift: Array, residual: Array | None = None) -> Payload | None:
+        """The payload of their sum, or of the drift alone; None if a value of that is not finite."""
+
+    def unsaid(self, codec: str, payload: Payload, drift: Array, residual: Array | None) -> Array:
+        """What it does not say of their sum, less what it decodes to: the next residual."""
+
     def decode(self, codec: str, payload: Payload) -> Array: ...
-    def adopt(self, codec: str, payload: Payload, base: Array) -> Array: ...
+    def adopt(self, codec: str, payload: Payload, base: Array | None) -> Adopted:
+        """The base and what the payload says on top of it, or what it says alone."""
+
     def first_spoiled(self, values: Array, fragment: Fragment) -> str: ...
     def whole(self, theta: Array) -> Payload: ...
     def digest(self, theta: Array) -> bytes: ...
@@ -94,8 +110,9 @@ class Algebra(LearnerAlgebra, Protocol):
 class Float32:
     """The real one."""
 
-    def __init__(self) -> None:
-        self._arrays, self._deltas, self._payloads = Arrays(), Arrays(), Arrays()  # of versions, merged, published
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads  # for what a learner does; a syncer says it each time
+        self._arrays, self._deltas, self._payloads = Arrays(), Arrays(), Arrays()  # of versions, merged, sent
 
     def load(self, data: bytes, fragment: Fragment) -> Values:
         """What `parts` made."""
@@ -147,15 +164,22 @@ class Float32:
         whole: memoryview = theta.data.cast("B")
         return whole
 
-    def encode(self, codec: str, values: Array) -> memoryview:
-        return codecs.encode(codec, values).data
+    def encode(self, codec: str, drift: Array, residual: Array | None = None) -> memoryview | None:
+        payload = self._payloads.take(codecs.payload_bytes(codec, drift.size), np.uint8)
+        return payload.data if drifts.say(codec, drift, residual, payload, self._threads) else None
+
+    def unsaid(self, codec: str, payload: Payload, drift: Array, residual: Array | None) -> Array:
+        out = self._arrays.take(drift.size, np.float32)
+        return drifts.unsaid(codec, np.frombuffer(payload, np.uint8), drift, residual, out, self._threads)
 
     def decode(self, codec: str, payload: Payload) -> Array:
         """The values that a payload says."""
-        return codecs.decode(codec, np.frombuffer(payload, np.uint8))
+        return codecs.decode(codec, np.frombuffer(payload, np.uint8), threads=self._threads)
 
-    def adopt(self, codec: str, payload: Payload, base: Array) -> Array:
-        return outer.adopt(codec, np.frombuffer(payload, np.uint8), base)
+    def adopt(self, codec: str, payload: Payload, base: Array | None) -> Adopted:
+        encoded = np.frombuffer(payload, np.uint8)
+        out = self._arrays.take(codecs.size_of(codec, encoded), np.float32)
+        return Adopted(*outer.adopt(codec, encoded, base, self._threads, out))
 
     def first_spoiled(self, values: Array, fragment: Fragment) -> str:
         """The first parameter with a value that is not finite; empty if all are."""
@@ -165,7 +189,7 @@ class Float32:
 
     def digest(self, theta: Array) -> bytes:
         """What a learner checks after adopting: nobody gains by lying about it, so a quick one does."""
-        return digests.digest(theta)
+        return digests.digest(theta, self._threads)
 
     def state_digest(self, values: Values) -> bytes:
         """What a version must be that was done again: the digests of its arrays."""

@@ -11,12 +11,14 @@ of them leaves, so each cell has a *mark* in the same memory: the number of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from skerry.algo import drift
 from skerry.algo.fragments import F32
+from skerry.memory import Arrays
 from skerry.node.algebra import Array
 
 CELLS_BYTES = 64 << 20  # each way, or two cells if they are larger; a blend takes two for one fragment
@@ -88,26 +90,28 @@ class Boxes:
         return self._cells
 
 
+@dataclass
 class FloatCell:
     """A cell of float32 values in memory that both halves see."""
 
-    def __init__(self, values: F32, word: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.values, self.word = values, word
+    values: F32
+    word: np.ndarray[Any, np.dtype[np.int64]]
+    threads: int = 1  # that its owner has for one pass
+    arrays: Arrays = field(default_factory=Arrays)
 
     def store(self, values: F32, *less: F32) -> None:
         out = self.values[: values.size]
-        if not less:
+        if less:
+            drift.difference(values, less, out, self.threads)
+        else:
             out[:] = values
-            return
-        np.subtract(values, less[0], out=out)
-        for each in less[1:]:
-            out -= each
 
     def load(self, size: int) -> F32:
         return self.values[:size]
 
     def less(self, base: F32) -> F32:
-        return self.values[: base.size] - base
+        out = self.arrays.take(base.size, np.float32)
+        return drift.difference(self.values[: base.size], (base,), out, self.threads)
 
     def mark(self, number: int) -> None:
         self.word[0] = number
@@ -121,14 +125,13 @@ def memory_bytes(size: int, count: int) -> int:
     return _marks_bytes(count) + count * _cell_bytes(size)
 
 
-def float_cells(memory: Any, size: int, up_count: int, down_count: int) -> Cells:
+def float_cells(memory: Any, size: int, up_count: int, down_count: int, threads: int = 1) -> Cells:
     """The cells in a piece of memory of `memory_bytes`, which begins as zeros."""
-    count = up_count + down_count
+    count, arrays = up_count + down_count, Arrays()
     marks = np.frombuffer(memory, np.int64, count)
     begin, stride = _marks_bytes(count), _cell_bytes(size)
-    cells = [
-        FloatCell(np.frombuffer(memory, np.float32, size, begin + k * stride), marks[k : k + 1]) for k in range(count)
-    ]
+    places = [np.frombuffer(memory, np.float32, size, begin + k * stride) for k in range(count)]
+    cells = [FloatCell(values, marks[k : k + 1], threads, arrays) for k, values in enumerate(places)]
     return Cells(cells[:up_count], cells[up_count:])
 
 

@@ -58,7 +58,7 @@ from skerry.core.messages import (
     SyncerMessage,
     Welcome,
 )
-from skerry.node.algebra import FLOAT32, Array, LearnerAlgebra, Payload
+from skerry.node.algebra import FLOAT32, Adopted, Array, LearnerAlgebra, Payload
 from skerry.node.cells import Cells, Lay, count_for
 from skerry.node.mailbox import (
     NO_CELL,
@@ -484,19 +484,18 @@ class LearnerNode:
     def _contribute(self, order: Contribute, drift: Array) -> LearnerEvent | None:
         """Encode u = drift + residual and send it; keep what settling it will take out of θ."""
         p = order.fragment
-        u = self._said_and_unsaid(p, drift)
-        if spoiled := self.algebra.first_spoiled(u, self.fragments[p]):
-            return Spoiled(p, spoiled)
-        payload = self.algebra.encode(order.codec, u)
+        payload = self.algebra.encode(order.codec, drift, self.residuals[p])
+        if payload is None:
+            return Spoiled(p, self._first_spoiled(p, drift))
         kept = drift if self.settings.residual == "buffer" else None
         out = self.outstanding[p] = Outstanding(self._signed(order, payload), payload, kept)
         self.observer.contributed(out)
         self._send(out)
         return None
 
-    def _said_and_unsaid(self, p: int, drift: Array) -> Array:
+    def _first_spoiled(self, p: int, drift: Array) -> str:
         residual = self.residuals[p]
-        return drift if residual is None else drift + residual
+        return self.algebra.first_spoiled(drift if residual is None else drift + residual, self.fragments[p])
 
     def _signed(self, order: Contribute, payload: Payload) -> Contribution:
         return Contribution(
@@ -522,8 +521,8 @@ class LearnerNode:
     def _adopt(self, publication: Publication, payload: Payload, take_out: int) -> LearnerEvent:
         """Decode the new base and check its digest; the way to it is due."""
         p, old = publication.fragment, self.bases[publication.fragment]
-        base = self._decode(publication, payload, old)
-        if base is None or not self._is_right(base, publication):
+        adopted = self._decode(publication, payload, old)
+        if adopted is None or not self._is_right(adopted, publication):
             log.warning("fragment %d version %d did not arrive whole: asking for all of it", p, publication.version)
             return Unusable(p)
         taken = self._settle(p, take_out) if take_out else None
@@ -531,17 +530,16 @@ class LearnerNode:
         is_write = before.is_write or old is None or self.settings.adopt == "overwrite"
         settles = before.settles or bool(take_out)
         self.due[p] = Due(None if is_write else _sum(before.taken, taken), is_write, settles)
-        self.bases[p] = base
+        self.bases[p] = adopted.base
         return Prepared(p, publication.version, take_out)
 
-    def _decode(self, publication: Publication, payload: Payload, old: Array | None) -> Array | None:
+    def _decode(self, publication: Publication, payload: Payload, old: Array | None) -> Adopted | None:
         if publication.base_version == FULL:
-            return self.algebra.decode("fp32", payload)
+            return self.algebra.adopt("fp32", payload, None)
         return None if old is None else self.algebra.adopt(publication.codec, payload, old)
 
-    def _is_right(self, base: Array, publication: Publication) -> bool:
-        is_whole = self.algebra.digest(base) == publication.digest
-        return is_whole and not self.algebra.first_spoiled(base, self.fragments[publication.fragment])
+    def _is_right(self, adopted: Adopted, publication: Publication) -> bool:
+        return adopted.digest == publication.digest and adopted.is_finite
 
     def _settle(self, p: int, seq: int) -> Array:
         """What a contribution takes out of θ, now that a version has it; what it could not say is the residual."""
@@ -550,7 +548,8 @@ class LearnerNode:
         if self.settings.adopt == "overwrite":
             self.residuals[p] = None
         elif out.drift is not None:
-            self.residuals[p] = self._said_and_unsaid(p, out.drift) - self._said(out)
+            codec = out.contribution.codec
+            self.residuals[p] = self.algebra.unsaid(codec, out.payload, out.drift, self.residuals[p])
         self.observer.settled(p, seq)
         return self._take_out(out)
 

@@ -7,8 +7,8 @@ Learner, host memory, float32 arrays (`node/learner.py`):
     outstanding  n (4 f + up)      n contributions on their way: their bytes, and what settling takes out (4; not with
                                    "theta"). n is the rounds that may be open; at worst every fragment
     cells        8 c f             what is on its way to and from the loop (`node/cells.py`); 12 c f with "blend"
-    working      8 f + b (8 f + down)   encoding one (drift, sum); b versions being adopted at once, each new and as it
-                                   was before the loop has taken it in
+    working      4 f + b (8 f + down)   a residual while the next is made of it; b versions being adopted at once, each
+                                   new and as it was before the loop has taken it in
 
 Learner, device: 16 N, float32 parameters, gradients and two Adam moments, and b f · 4 of snapshots. Activations are not
 in it, nor is the master copy that a framework of mixed precision may keep.
@@ -55,7 +55,7 @@ def learner_memory(config: Config, sizes: Sequence[int], rounds: int, burst: int
         "residuals": 4 * total if keeps_residual else 0,
         "outstanding": min(rounds, len(sizes)) * (per_element * largest + up),
         "cells": 4 * largest * count_for(len(sizes), largest) * (3 if config.learner.adopt == "blend" else 2),
-        "working": 8 * largest + burst * (8 * largest + down),
+        "working": 4 * largest + burst * (8 * largest + down),
     }
     every = per_element * total + sum(payload_bytes(config.wire.codec_up, size) for size in sizes)
     return _summed(parts, max(every, parts["outstanding"]) - parts["outstanding"])

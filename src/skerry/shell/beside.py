@@ -21,7 +21,7 @@ import skerry
 from skerry.node.cells import Lay
 from skerry.node.mailbox import Mailbox, NodeRecord, Record, mailbox
 from skerry.shell.channel import Channel, Introduction, Said
-from skerry.shell.home import Home, OnHost
+from skerry.shell.home import Home, OnHost, node_threads
 from skerry.shell.memory import OwnMemory, SharedMemory
 from skerry.shell.node import LAST_TURN_S, NodeLoop, Who
 
@@ -55,7 +55,8 @@ class NodeThread:
 
     def __init__(self, who: Who, home: Home | None = None) -> None:
         self.post, theirs = mailbox()
-        home = home or OnHost(OwnMemory())
+        threads = node_threads()
+        home = home or OnHost(OwnMemory(threads), threads)
         self.lay = home.lay
         self.loop = NodeLoop(who, theirs, home)
         self.failure: BaseException | None = None

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from skerry.node.mailbox import Record, TrainingRecord
 from skerry.shell.channel import Channel, Introduction, Said
-from skerry.shell.home import OnHost
+from skerry.shell.home import OnHost, node_threads
 from skerry.shell.memory import SharedMemory
 from skerry.shell.node import NodeLoop
 
@@ -95,7 +95,8 @@ def main() -> None:
     logging.root.handlers[:] = [Teller(post)]
     logging.root.setLevel(introduction.log_level)
     threading.Thread(target=post.listen, name="skerry-trainer", daemon=True).start()
-    loop = NodeLoop(introduction.who, post, OnHost(SharedMemory(memory)))
+    threads = node_threads()
+    loop = NodeLoop(introduction.who, post, OnHost(SharedMemory(memory, threads), threads))
     post.wake = loop.wake
 
     def is_over() -> bool:

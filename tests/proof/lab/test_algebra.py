@@ -211,11 +211,11 @@ def test_a_learner_adopts_the_very_tensor_that_was_published(codec, device):
     held = lab.hold(codec, payload, 1.0, lab.inspect(codec, payload, FRAGMENT))
     decision = decided("rda", "nesterov", codec=codec)
     merged = lab.advance(decision, FRAGMENT, old, lab.merge(decision, FRAGMENT, [held]))
-    adopted = lab.adopt(codec, merged.payload, old.theta)
-    assert adopted is merged.values.theta and lab.digest(adopted) == merged.digest
+    adopted, digest, is_finite = lab.adopt(codec, merged.payload, old.theta)
+    assert adopted is merged.values.theta and digest == merged.digest and is_finite
     assert len(merged.payload) == lab.payload_bytes(codec, FRAGMENT) == codecs.payload_bytes(codec, FRAGMENT.size)
     whole = lab.whole(adopted)
-    assert lab.decode("fp32", whole) is adopted and len(whole) == 4 * FRAGMENT.size
+    assert lab.adopt("fp32", whole, None).base is adopted and len(whole) == 4 * FRAGMENT.size
     assert lab.checksum(payload) != lab.checksum(whole)
     assert bytes(lab.parts(old)[0]) != bytes(lab.parts(merged.values)[0])
 

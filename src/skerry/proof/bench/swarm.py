@@ -26,7 +26,7 @@ from skerry.config import Config
 from skerry.core.events import LearnerEvent, Told
 from skerry.core.messages import Message, Publication, Refused
 from skerry.core.vocabulary import GivenUp
-from skerry.node.algebra import Float32, Payload
+from skerry.node.algebra import Adopted, Float32, Payload
 from skerry.node.driver import LearnerDriver, both_halves
 from skerry.node.learner import Outstanding
 from skerry.node.training import ByHand, TrainingHalf
@@ -63,17 +63,17 @@ class Believed(bytes):
 class Blanks(Float32):
     """The algebra of a learner whose arrays are blanks."""
 
-    def encode(self, codec: str, values: Blank) -> memoryview:
-        return _payload(codec, values.size)
+    def encode(self, codec: str, drift: Blank, residual: Blank | None = None) -> memoryview:
+        return _payload(codec, drift.size)
+
+    def unsaid(self, codec: str, payload: Payload, drift: Blank, residual: Blank | None) -> Blank:
+        return drift
 
     def decode(self, codec: str, payload: Payload) -> Blank:
         return Blank(len(payload) // FP32_BYTES)
 
-    def adopt(self, codec: str, payload: Payload, base: Blank) -> Blank:
-        return base
-
-    def first_spoiled(self, values: Blank, fragment: Fragment) -> str:
-        return ""
+    def adopt(self, codec: str, payload: Payload, base: Blank | None) -> Adopted:
+        return Adopted(self.decode(codec, payload) if base is None else base, Believed(), is_finite=True)
 
     def digest(self, theta: Blank) -> bytes:
         return Believed()

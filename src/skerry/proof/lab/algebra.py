@@ -24,7 +24,7 @@ from skerry.algo.fragments import BLOCK, Fragment
 from skerry.algo.merge import DIRECTION_MIN, NORM_MIN, Held
 from skerry.algo.outer import is_multiple
 from skerry.core.facts import Decision
-from skerry.node.algebra import Merged, Step, Values
+from skerry.node.algebra import Adopted, Merged, Step, Values
 
 LEVELS = {"int8": 127.0, "int4": 7.0}
 FOUR = [float(kernels.MIDDLE), float(kernels.LOW), float(kernels.HIGH)]
@@ -182,8 +182,13 @@ class Device:
     # ------------------------------------------------------------------------------------------ the learner's side
 
     @torch.no_grad()
-    def encode(self, codec: str, values: Tensor) -> Payload:
-        return Payload(self.quantized(codec, values), codecs.payload_bytes(codec, values.numel()))
+    def encode(self, codec: str, drift: Tensor, residual: Tensor | None = None) -> Payload:
+        u = drift if residual is None else drift + residual
+        return Payload(self.quantized(codec, u), codecs.payload_bytes(codec, u.numel()))
+
+    @torch.no_grad()
+    def unsaid(self, codec: str, payload: Payload, drift: Tensor, residual: Tensor | None) -> Tensor:
+        return (drift if residual is None else drift + residual) - payload.values
 
     def quantized(self, codec: str, x: Tensor) -> Tensor:
         """What is decoded once x is encoded, the bits of algo.codecs; a block with a NaN or infinity is all NaN."""
@@ -211,9 +216,9 @@ class Device:
     def decode(self, codec: str, payload: Payload) -> Tensor:
         return payload.values
 
-    def adopt(self, codec: str, payload: Payload, base: Tensor) -> Tensor:
+    def adopt(self, codec: str, payload: Payload, base: Tensor | None) -> Adopted:
         """The new base: that adding the decoded delta gives these bits is proved of algo.outer."""
-        return payload.values
+        return Adopted(payload.values, self.digest(payload.values), is_finite=True)
 
     def first_spoiled(self, values: Tensor, fragment: Fragment) -> str:
         return ""

@@ -45,13 +45,14 @@ class Trials(Device):
         self._factors[fragment.index] = factor.clamp(*FACTORS)
         return found * self._factors[fragment.index]
 
-    def encode(self, codec: str, values: Tensor) -> Payload:
+    def encode(self, codec: str, drift: Tensor, residual: Tensor | None = None) -> Payload:
         if self.trial.kept == 1:
-            return super().encode(codec, values)
-        sparse = largest(values, self.trial.kept)
+            return super().encode(codec, drift, residual)
+        u = drift if residual is None else drift + residual
+        sparse = largest(u, self.trial.kept)
         decoded = torch.where(sparse == 0, 0.0, self.quantized(codec, sparse))
-        indices = math.ceil(values.numel() * INDEX_BITS / 8)
-        sent = math.ceil(self.trial.kept * (payload_bytes(codec, values.numel()) + indices))
+        indices = math.ceil(u.numel() * INDEX_BITS / 8)
+        sent = math.ceil(self.trial.kept * (payload_bytes(codec, u.numel()) + indices))
         return Payload(decoded, sent)
 
     def blocks_of(self, fragment: Fragment) -> Blocks:

@@ -17,7 +17,7 @@ from skerry.algo.codecs import Inspection
 from skerry.algo.fragments import Fragment
 from skerry.algo.merge import Held
 from skerry.core.facts import Decision
-from skerry.node.algebra import Merged, Step, Values
+from skerry.node.algebra import Adopted, Merged, Step, Values
 
 # Of a payload: several deltas are less than the whole.
 BYTES: dict[str, int] = {"fp32": 48, "bf16": 24, "int8": 20, "int4": 16, "int2": 14}
@@ -39,6 +39,10 @@ def _round(value: int, codec: str) -> int:
     return (value + grid // 2) // grid * grid
 
 
+def _is_finite(value: int) -> bool:
+    return abs(value) < SPOILED // 2
+
+
 class Integers:
     """An `Algebra` whose arrays are Python integers."""
 
@@ -51,7 +55,7 @@ class Integers:
         return [memoryview(pack(value)) for value in values]
 
     def inspect(self, codec: str, payload: Any, fragment: Fragment) -> Inspection:
-        return Inspection(_NO_NORMS, abs(unpack(payload)) < SPOILED // 2, 0.0)
+        return Inspection(_NO_NORMS, _is_finite(unpack(payload)), 0.0)
 
     def hold(self, codec: str, payload: Any, weight: float, seen: Inspection) -> Held:
         return Held(codec, np.frombuffer(payload, np.uint8), weight, seen.norms)
@@ -72,17 +76,22 @@ class Integers:
     def whole(self, theta: int) -> memoryview:
         return memoryview(pack(theta))
 
-    def encode(self, codec: str, values: int) -> memoryview:
-        return memoryview(pack(_round(values, codec), codec))
+    def encode(self, codec: str, drift: int, residual: int | None = None) -> memoryview | None:
+        u = drift + (residual or 0)
+        return memoryview(pack(_round(u, codec), codec)) if _is_finite(u) else None
+
+    def unsaid(self, codec: str, payload: Any, drift: int, residual: int | None) -> int:
+        return drift + (residual or 0) - unpack(payload)
 
     def decode(self, codec: str, payload: Any) -> int:
         return unpack(payload)
 
-    def adopt(self, codec: str, payload: Any, base: int) -> int:
-        return base + unpack(payload)
+    def adopt(self, codec: str, payload: Any, base: int | None) -> Adopted:
+        new = (base or 0) + unpack(payload)
+        return Adopted(new, self.digest(new), _is_finite(new))
 
     def first_spoiled(self, values: int, fragment: Fragment) -> str:
-        return "" if abs(values) < SPOILED // 2 else fragment.slots[0].name
+        return "" if _is_finite(values) else fragment.slots[0].name
 
     def digest(self, theta: int) -> bytes:
         return xxhash.xxh3_128_digest(pack(theta))
