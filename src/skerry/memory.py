@@ -32,7 +32,7 @@ class Arrays:
         return array
 
     def _block(self, needed_bytes: int) -> npt.NDArray[np.uint8]:
-        """The last that became free, for it may still be in a cache; those that do not fit are forgotten: they add up."""
+        """The last that became free, for a cache may hold it; those that do not fit are forgotten."""
         most_bytes = int(needed_bytes * (1 + ROOM) ** 2)
         while True:
             try:
