@@ -11,7 +11,9 @@ import pytest
 from cli.called import called
 from e2e.processes import Running, skerry, until
 from proof.lab.fake import result_of, study_of
+from skerry.proof.lab.job import run
 from skerry.proof.lab.results import Results
+from skerry.proof.lab.study import Stint, read
 
 TINY = """
 name = "tiny"
@@ -180,6 +182,28 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(call, tmp_path):
     assert code == 1 and [(f["variant"], f["seed"]) for f in told["failed"]] == [("dp", 1)]
     assert "tiny/dp seed 1: failed: DataError: short.txt holds 16 bytes of text, too few" in err
     assert told["missing"] == [{"variant": "dp", "seed": 1}] and told["variants"][1]["seeds"] == [1]
+
+
+def test_jobs_that_the_time_does_not_suffice_for_are_saved_and_gone_on_with(call, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY.replace("steps = 3", "steps = 100000000"))
+    words = ("tiny.toml", "--device", "cpu", "--only", "defaults", "--seeds", "0", "--minutes", "0.001", "--json")
+    for _ in range(2):
+        code, out, err = call(*words)
+        assert code == 0 and {"variant": "defaults", "seed": 0} in json.loads(out)["missing"]
+        assert "tiny/defaults seed 0: its time was up, and it is saved: the same command goes on with it" in err
+        (save,) = (tmp_path / "results.saves").iterdir()
+    save.write_bytes(save.read_bytes()[:-1])
+    code, _, err = call(*words)
+    assert code == 1 and "is no save of this version" in err and err.count("\n") == 1 and save.exists()
+
+
+def test_a_save_is_gone_once_there_is_a_result(call, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    job = next(job for job in read(tmp_path / "tiny.toml").jobs if job.variant == "defaults")
+    save = Results(tmp_path / "results.jsonl").save_of(job)
+    assert run(job, "cpu", stint=Stint(save, seconds=0.0)) is None and save.exists()
+    code, _, _ = call("tiny.toml", "--device", "cpu", "--only", "defaults", "--seeds", "0")
+    assert code == 0 and not save.exists() and Results(tmp_path / "results.jsonl").of(job) is not None
 
 
 def test_ctrl_c_ends_the_workers_and_keeps_what_is_done(tmp_path):

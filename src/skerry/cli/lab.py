@@ -72,7 +72,9 @@ def parser() -> cli.Parser:
     p.add_argument("--jobs", type=cli.whole, default=1, metavar="N", help="at a time, a process each (default 1)")
     p.add_argument("--only", default="", metavar="VARIANT,…", help="these variants")
     p.add_argument("--seeds", default="", metavar="0,1", help="these seeds of the studies")
-    p.add_argument("--minutes", type=float, default=math.inf, metavar="X", help="start no job after this long")
+    p.add_argument(
+        "--minutes", type=float, default=math.inf, metavar="X", help="stop after this long; jobs on their way are saved"
+    )
     p.add_argument("--results", type=Path, metavar="FILE", help=f"default: {RESULTS} beside the study")
     p.add_argument("--plot", type=Path, metavar="DIR", help="draw what was found, as PNG and SVG")
     p.add_argument("--table", action="store_true", help="run nothing, only show what there is")
@@ -185,10 +187,12 @@ def _conduct(jobs: Sequence[Job], books: Books, device: str, options: argparse.N
         return []
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends the workers first, as Ctrl-C does
     failed = []
-    with _showing(len(jobs)) as show, closing(execute(jobs, device, options.jobs, options.minutes)) as events:
+    running = execute(jobs, lambda job: books[job.study].save_of(job), device, options.jobs, options.minutes)
+    with _showing(len(jobs)) as show, closing(running) as events:
         for event in events:
             if event.result:
                 books[event.job.study].append(event.result)
+                books[event.job.study].save_of(event.job).unlink(missing_ok=True)
             if event.failure:
                 failed.append(event)
             show(event)
@@ -220,9 +224,9 @@ class _Lines:
 
     def __call__(self, event: Event) -> None:
         self.running[event.job] = event.progress
-        if event.result or event.failure:
+        if event.is_end:
             del self.running[event.job]
-            self.ended += 1
+            self.ended += not event.is_saved
             self.say(_ended(event))
         self.follow(event)
 
@@ -254,6 +258,8 @@ class _Bars(_Lines):
 
 
 def _ended(event: Event) -> str:
+    if event.is_saved:
+        return f"{event.job}: its time was up, and it is saved: the same command goes on with it"
     if event.result is None:
         return f"{event.job}: failed: {event.failure}"
     loss = "diverged" if is_lost(event.result) else f"loss {event.result.loss:.4f}"

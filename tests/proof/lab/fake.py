@@ -57,7 +57,11 @@ def result_of(job, **found):
     )
 
 
-def run(job, device, told):
+def save_of(job):
+    return Path(job.folder) / f"{job.key}.safetensors"
+
+
+def run(job, device, told, stint):
     """Well for most variants; some are named for what happens to them."""
     told(0.25)
     print("a word on standard output")
@@ -74,6 +78,9 @@ def run(job, device, told):
             atexit.register(Path("tidy").touch)
         case "slow":
             time.sleep(0.3)
+        case "long":
+            stint.file.touch()
+            return None
         case "odd":
             return result_of(job, loss="low")
         case "reads":

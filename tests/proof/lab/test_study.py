@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from e2e.processes import is_running, until
-from proof.lab.fake import result_of, run, study_of
+from proof.lab.fake import result_of, run, save_of, study_of
 from skerry import config as configs
 from skerry.errors import StudyError
 from skerry.proof.lab import study as studies
@@ -320,7 +320,7 @@ def test_results_count_only_under_todays_recipe(tmp_path, monkeypatch):
 
 def test_jobs_run_in_order_in_one_process_and_tell_how_far_they_are(tmp_path, capfd):
     jobs = study_of(tmp_path, "a", "b").jobs
-    events = list(execute(jobs, "slate", run=run))
+    events = list(execute(jobs, save_of, "slate", run=run))
     results = [event.result for event in events if event.result]
     assert [(result.variant, result.seed) for result in results] == [(job.variant, job.seed) for job in jobs]
     assert {result.device for result in results} == {"slate"} and len({result.steps for result in results}) == 1
@@ -330,14 +330,14 @@ def test_jobs_run_in_order_in_one_process_and_tell_how_far_they_are(tmp_path, ca
 
 def test_several_workers_share_the_jobs(tmp_path):
     jobs = study_of(tmp_path, "slow", "a").jobs
-    results = [event.result for event in execute(jobs, workers=2, run=run) if event.result]
+    results = [event.result for event in execute(jobs, save_of, workers=2, run=run) if event.result]
     assert sorted(result.key for result in results) == sorted(job.key for job in jobs)
     assert len({result.steps for result in results if result.variant == "a"}) <= 2
 
 
 def test_what_fails_is_told_and_the_others_go_on(tmp_path):
     jobs = study_of(tmp_path, "raises", "dies", "exits", "odd", "good").narrowed(seeds=[1]).jobs
-    ended = {e.job.variant: e for e in execute(jobs, run=run) if e.result or e.failure}
+    ended = {e.job.variant: e for e in execute(jobs, save_of, run=run) if e.result or e.failure}
     assert ended["raises"].failure.startswith("ValueError: no text for seed 1 (fake.py:")
     assert ended["dies"].failure == "its process was killed by SIGKILL (out of memory?)"
     assert ended["exits"].failure == "its process ended with exit code 3"
@@ -348,20 +348,27 @@ def test_what_fails_is_told_and_the_others_go_on(tmp_path):
 def test_data_lies_beside_the_study_and_a_result_belongs_to_its_job(tmp_path):
     (tmp_path / "text.txt").write_text("chalk")
     study = study_of(tmp_path, "reads", more='[variants.reads.data]\npath = "text.txt"')
-    (result,) = [e.result for e in execute(study.jobs[:1], run=run) if e.result]
+    (result,) = [e.result for e in execute(study.jobs[:1], save_of, run=run) if e.result]
     assert result.device == "chalk"
     assert result.config["data"]["path"] == "text.txt"  # not where it lay on this machine
 
 
 def test_no_job_starts_after_the_time_is_up(tmp_path):
     jobs = study_of(tmp_path, "slow").jobs  # each takes longer than there is
-    events = list(execute(jobs, minutes=0.1 / 60, run=run))
+    events = list(execute(jobs, save_of, minutes=0.1 / 60, run=run))
     assert [event.job for event in events if event.result] == [jobs[0]]
-    assert list(execute(jobs, minutes=0, run=run)) == []
+    assert list(execute(jobs, save_of, minutes=0, run=run)) == []
+
+
+def test_a_job_whose_time_is_up_is_saved_where_it_is_said_and_the_process_takes_the_next(tmp_path):
+    long, short = study_of(tmp_path, "long", "short").narrowed(seeds=[0]).jobs
+    ends = [event for event in execute([long, short], save_of, run=run) if event.is_end]
+    assert [(end.job, end.is_saved) for end in ends] == [(long, True), (short, False)]
+    assert save_of(long).exists() and ends[1].result.variant == "short" and not any(end.failure for end in ends)
 
 
 def test_closing_it_ends_the_workers(tmp_path):
-    events = execute(study_of(tmp_path, "endless").jobs, workers=2, run=run)
+    events = execute(study_of(tmp_path, "endless").jobs, save_of, workers=2, run=run)
     while next(events).progress == 0:
         pass
     assert len(active_children()) == 2
@@ -370,7 +377,7 @@ def test_closing_it_ends_the_workers(tmp_path):
 
 
 def test_workers_that_have_nothing_left_to_do_tidy_up(tmp_path):
-    list(execute(study_of(tmp_path, "tidies").jobs[:1], run=run))
+    list(execute(study_of(tmp_path, "tidies").jobs[:1], save_of, run=run))
     assert (tmp_path / "tidy").exists()
 
 
@@ -378,9 +385,9 @@ def test_workers_do_not_outlive_their_parent(tmp_path):
     study = study_of(tmp_path, "endless")
     script = (
         "from pathlib import Path\nfrom multiprocessing import active_children\n"
-        "from proof.lab.fake import run\nfrom skerry.proof.lab.study import read\n"
+        "from proof.lab.fake import run, save_of\nfrom skerry.proof.lab.study import read\n"
         "from skerry.proof.lab.workers import execute\n"
-        f"for event in execute(read(Path({study.file!r})).jobs, run=run):\n"
+        f"for event in execute(read(Path({study.file!r})).jobs, save_of, run=run):\n"
         "    if event.progress: print(active_children()[0].pid, flush=True)\n"
     )
     tests = Path(__file__).parents[2]

@@ -78,7 +78,7 @@ class Device:
 
     def load(self, data: bytes, fragment: Fragment) -> Values:
         self._has_begun = True
-        return self._genesis[bytes(data)]
+        return self._genesis.pop(bytes(data))
 
     def parts(self, values: Values) -> list[Any]:
         """A number of its own for each version: no file but those of a run's genesis is read back here."""

@@ -66,6 +66,7 @@ class Laboratory(Timeline):
         self.config, self.setting = job.config, job.setting
         self.period_s = self.config.learner.step_s or STEP_S
         self.batch_tokens = 0
+        self.trains = True  # or steps are only counted: what is decided hangs on no value
         self.feed = Feed(self.config, self.setting, device)
         model = model_of(self.config)
         self.layout = layout_of_model(model)
@@ -122,6 +123,11 @@ class Laboratory(Timeline):
         """Carried so far, by way."""
         return self.hub.payload_bytes
 
+    @property
+    def mark(self) -> str:
+        """How things stand, in so much detail that it is hardly ever so by chance."""
+        return f"{self.now!r} {self._order} {self.payload_bytes} {self.syncer.machine.state.ledger.totals()}"
+
     def master(self, values: list[Values] | tuple[Values, ...] = ()) -> Tensor:
         """The global model as one row: published values and what the codec could not say yet."""
         masters = [each.theta + each.error for each in values or self.syncer.values]
@@ -149,7 +155,8 @@ class Laboratory(Timeline):
         if stepping:
             inputs, targets = self.feed.windows([island.row for island in stepping])
             self.batch_tokens = inputs[0].numel()
-            self.stack.step([island.row for island in stepping], inputs, targets, [i.rate for i in stepping])
+            if self.trains:
+                self.stack.step([island.row for island in stepping], inputs, targets, [i.rate for i in stepping])
         for island in self.islands:
             island.pass_boundary(island in stepping)
         self.driver.turn()

@@ -23,6 +23,7 @@ from skerry.proof.lab.study import Job, Result, Setting, deciding, digest
 from skerry.run.delays import NONE
 
 RESULTS = "results.jsonl"
+SAVES = ".saves"  # of the folder beside a file of results with the jobs that are under way
 BEGINNING = b'{"key":'  # of a result's line: what begins otherwise is somebody else's, and stays
 
 
@@ -87,6 +88,10 @@ class Results:
             file.flush()
             os.fsync(file.fileno())
         self._add(result)
+
+    def save_of(self, job: Job) -> Path:
+        """Where a job that is under way is saved."""
+        return self.file.absolute().with_suffix(SAVES) / f"{job.key}.safetensors"
 
     def check_writable(self) -> None:
         with self._opened():

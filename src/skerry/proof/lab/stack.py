@@ -113,6 +113,12 @@ class Stack:
             total += self._losses_of(own, inputs[None], targets[None])
         return total.item() / len(batches)
 
+    @property
+    def state(self) -> list[Tensor]:
+        """All that steps change; who writes into one of these changes it."""
+        momenta = self._muon.momenta.values() if self._muon else ()
+        return [self.flat, self.moments, torch.from_numpy(self.counts), *momenta]
+
     # ------------------------------------------------------------------------------------------ rows and fragments
 
     def runs(self, row: Tensor, fragment: Fragment) -> Iterator[tuple[Tensor, slice]]:

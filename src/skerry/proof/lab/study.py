@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import operator
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -92,6 +93,13 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.study}/{self.variant} seed {self.seed}"
+
+
+class Stint(NamedTuple):
+    """How long a job may take this time, and where it is saved to go on another."""
+
+    file: Path
+    seconds: float = math.inf
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -13,35 +13,47 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
 
 import msgspec
 
 from skerry.proof.lab.results import decoded
-from skerry.proof.lab.study import Job, Result
+from skerry.proof.lab.study import Job, Result, Stint
 
 TELL_S = 0.2  # between two words of a worker on its progress
 LOOK_S = 1.0  # between two looks at workers that may have died in silence
 END_S = 5.0  # for a worker to end by itself
 
-Run = Callable[[Job, str, Callable[[float], None]], Result]
+Run = Callable[[Job, str, Callable[[float], None], Stint], Result | None]
 
 
 @dataclass(frozen=True)
 class Event:
-    """A job has begun or got further; or it has ended, with a result or with the reason why there is none."""
+    """A job has begun or got further; or it has ended: with a result, saved, or with the reason why there is none."""
 
     job: Job
     progress: float = 0.0
     result: Result | None = None
     failure: str = ""
+    is_saved: bool = False  # its time was up
+
+    @property
+    def is_end(self) -> bool:
+        return self.result is not None or self.is_saved or bool(self.failure)
 
 
 def execute(
-    jobs: Iterable[Job], device: str = "cpu", workers: int = 1, minutes: float = math.inf, run: Run | None = None
+    jobs: Iterable[Job],
+    save_of: Callable[[Job], Path],
+    device: str = "cpu",
+    workers: int = 1,
+    minutes: float = math.inf,
+    run: Run | None = None,
 ) -> Generator[Event, None, None]:
-    """Run jobs, each alone in one of a few processes, and tell what becomes of them; none starts after `minutes`.
+    """Run jobs, each alone in one of a few processes, and tell what becomes of them.
 
-    Close the iterator and the processes end. `run` is what a worker calls, by default that of skerry.proof.lab.job.
+    None starts after `minutes`, and those that are under way are saved then. Close the iterator and the processes end.
+    `run` is what a worker calls, by default that of skerry.proof.lab.job.
     """
     waiting, until = deque(jobs), time.monotonic() + 60 * minutes
     idle: list[_Worker] = []
@@ -51,13 +63,13 @@ def execute(
             while waiting and len(busy) < workers and time.monotonic() < until:
                 worker = idle.pop() if idle else _Worker(device, run)
                 busy.append(worker)
-                worker.begin(waiting[0])
+                worker.begin(waiting[0], Stint(save_of(waiting[0]), until - time.monotonic()))
                 yield Event(waiting.popleft())
             if not busy:
                 return
             for worker in _speaking(busy):
                 event = worker.heard()
-                if event.result or event.failure:
+                if event.is_end:
                     busy.remove(worker)
                     # A process in which something failed, on a GPU above all, is not trusted with another job.
                     worker.end() if event.failure else idle.append(worker)
@@ -89,17 +101,19 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: Job, stint: Stint) -> None:
         self.job = job
         with suppress(OSError):  # it has died meanwhile: heard next
-            self.pipe.send(job)
+            self.pipe.send((job, stint))
 
     def heard(self) -> Event:
-        said: bytes | float | str
+        said: bytes | float | str | None
         try:
             said = self.pipe.recv() if self.pipe.poll() else self._death()
         except (EOFError, OSError):
             said = self._death()
+        if said is None:
+            return Event(self.job, is_saved=True)
         if isinstance(said, bytes):
             return Event(self.job, 1.0, result=_belonging(decoded(str(self.job), said), self.job))
         return Event(self.job, failure=said) if isinstance(said, str) else Event(self.job, said)
@@ -150,17 +164,25 @@ def _work(pipe: connection.Connection, device: str, run: Run | None) -> None:
     tell = _Teller(pipe)
     with suppress(EOFError, OSError):
         while True:
-            job: Job = pipe.recv()
+            job, stint = pipe.recv()
             os.chdir(job.folder)
             try:
                 if run is None:
                     run = __import__("skerry.proof.lab.job", fromlist=["run"]).run
-                result = msgspec.json.encode(run(job, device, tell), enc_hook=str)  # torch has a str of its own
-                decoded(str(job), result)  # what cannot be read back is this job's failure, not the parent's
+                result = _encoded(job, run(job, device, tell, stint))
             except Exception as error:
                 pipe.send(_in_one_line(error))
                 return
             pipe.send(result)
+
+
+def _encoded(job: Job, result: Result | None) -> bytes | None:
+    """What cannot be read back is this job's failure, not the parent's."""
+    if result is None:
+        return None
+    line = msgspec.json.encode(result, enc_hook=str)  # torch has a str of its own
+    decoded(str(job), line)
+    return line
 
 
 def _end_with_parent() -> None:
