@@ -201,7 +201,7 @@ def test_a_save_is_gone_once_there_is_a_result(call, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     job = next(job for job in read(tmp_path / "tiny.toml").jobs if job.variant == "defaults")
     save = Results(tmp_path / "results.jsonl").save_of(job)
-    assert run(job, "cpu", stint=Stint(save, seconds=0.0)) is None and save.exists()
+    assert run(job, "cpu", stint=Stint(save, until=0.0)) is None and save.exists()
     code, _, _ = call("tiny.toml", "--device", "cpu", "--only", "defaults", "--seeds", "0")
     assert code == 0 and not save.exists() and Results(tmp_path / "results.jsonl").of(job) is not None
 

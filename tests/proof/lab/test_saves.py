@@ -76,7 +76,7 @@ def test_a_job_that_never_has_time_gets_on_by_a_tick_and_ends_the_same(name: str
     """So it is broken off everywhere, in the closing too."""
     config = msgspec.structs.replace(JOBS[name].config, run=msgspec.structs.replace(JOBS[name].config.run, steps=8))
     job = msgspec.structs.replace(JOBS[name], config=config)
-    stint = Stint(tmp_path / "job.safetensors", seconds=0.0)
+    stint = Stint(tmp_path / "job.safetensors", until=0.0)
     times = 0
     while (result := run(job, "cpu", stint=stint)) is None:
         times += 1
@@ -180,7 +180,7 @@ def test_a_save_of_another_is_refused_and_stays(file: Path, change: dict[str, An
 
 
 def test_a_save_to_which_no_way_leads_any_more_is_refused(tmp_path: Path) -> None:
-    stint = Stint(tmp_path / "job.safetensors", seconds=0.0)
+    stint = Stint(tmp_path / "job.safetensors", until=0.0)
     course = Course(ORIGIN, stint)
     with pytest.raises(TimeUpError):
         course.passed([torch.zeros(2)], (), lambda: "here")

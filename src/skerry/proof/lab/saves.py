@@ -96,7 +96,7 @@ class Course:
             return
         if self.stint is None:
             return
-        is_over = time.monotonic() - self._began >= self.stint.seconds
+        is_over = time.monotonic() >= self.stint.until
         if is_over or time.monotonic() - self._saved_at >= SAVE_S:
             self._save(self.stint.file, root, points, mark())
         if is_over:

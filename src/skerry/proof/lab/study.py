@@ -96,10 +96,10 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Stint(NamedTuple):
-    """How long a job may take this time, and where it is saved to go on another."""
+    """Until when a job may go on this time, and where it is saved to go on another."""
 
     file: Path
-    seconds: float = math.inf
+    until: float = math.inf  # by time.monotonic(), which is the same in all processes of a machine
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -63,7 +63,7 @@ def execute(
             while waiting and len(busy) < workers and time.monotonic() < until:
                 worker = idle.pop() if idle else _Worker(device, run)
                 busy.append(worker)
-                worker.begin(waiting[0], Stint(save_of(waiting[0]), until - time.monotonic()))
+                worker.begin(waiting[0], Stint(save_of(waiting[0]), until))
                 yield Event(waiting.popleft())
             if not busy:
                 return
