@@ -79,11 +79,13 @@ class Ledger(Struct):
             or seen.bytes_down > account.bytes_down
             or seen.step_gap_s_max > account.step_gap_s_max
         )
+        if not is_new:
+            return False
         self._raise(account, seen.step, seen.tokens)
         account.bytes_up = max(account.bytes_up, seen.bytes_up)
         account.bytes_down = max(account.bytes_down, seen.bytes_down)
         account.step_gap_s_max = max(account.step_gap_s_max, seen.step_gap_s_max)
-        return is_new
+        return True
 
     def seen(self, learner: str, life: int) -> Seen:
         a = self.account(learner, life)

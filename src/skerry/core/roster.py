@@ -148,8 +148,9 @@ class Roster:
         learner = member.learner
         if p in member.asked:
             self.awaited[p].add(learner)
-        else:
-            self.awaited[p].discard(learner)
+            self.askable[p].discard(learner)
+            return
+        self.awaited[p].discard(learner)
         is_there = learner in self.ready or learner in self.leaving
         if is_there and learner not in self._held[p] and member.may_be_asked(p):
             self.askable[p].add(learner)

@@ -76,8 +76,8 @@ class Rounds:
         self.pacer.grow(view.now, pace_s, self.fragment_count / view.sync_every)
         if len(view.ready) < view.quorum:
             return
-        overdue, ripe_at = {p: self._overdue(p, view) for p in self._idle()}, {}
-        for _, p in sorted((-by, p) for p, by in overdue.items() if by >= 1):
+        ripe_at = {}
+        for _, p in sorted((-by, p) for p, by in self._overdue(view).items()):
             if self.pacer.take():
                 waited_s = view.now - self._ripe_at.get(p, view.now)
                 self._put_off[p] = min(waited_s / pace_s, view.sync_every) if pace_s else 0.0
@@ -86,11 +86,14 @@ class Rounds:
                 ripe_at[p] = self._ripe_at.get(p, view.now)
         self._ripe_at = ripe_at
 
-    def _overdue(self, p: int, view: View) -> float:
-        """Steps over those at which a fragment is due: from 1 on it is. So it is once all that can come is here."""
-        share = view.roster.steps_due(p, view.quorum) / self._due_at(p, view)
-        is_all_in = len(view.held[p]) >= len(view.ready) and view.held[p].keys() >= view.ready.keys()
-        return max(share, 1.0) if is_all_in else share
+    def _overdue(self, view: View) -> dict[int, float]:
+        """Fragments that are due, each with its steps over those at which it is; or all that can come is here."""
+        found, ready = {}, view.ready
+        for p in self._idle():
+            share, held = view.roster.steps_due(p, view.quorum) / self._due_at(p, view), view.held[p]
+            if share >= 1 or (len(held) >= len(ready) and held.keys() >= ready.keys()):
+                found[p] = max(share, 1.0)
+        return found
 
     def order(self, member: Member, p: int, view: View) -> int:
         """Unsettled steps at which a learner is to contribute to the fragment next; 0: it is pulled when it is wanted.
@@ -176,8 +179,8 @@ class Rounds:
         if len(view.ready) < view.quorum:
             ahead = f", {view.ahead} ahead of this tape" if view.ahead else ""
             return f"for learners: {len(view.ready)} ready{ahead}, quorum {view.quorum}"
-        if self.oldest is not None:
-            return f"fragment {self.oldest}: {self.open[self.oldest].waits}"
+        if (oldest := self.oldest) is not None:
+            return f"fragment {oldest}: {self.open[oldest].waits}"
         return f"for steps: no fragment is due (H = {view.sync_every})"
 
     # ------------------------------------------------------------------------------------------ what has happened

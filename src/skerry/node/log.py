@@ -94,7 +94,8 @@ class Log:
 
     def take_ended(self) -> None:
         """Take in what has been written, and carry out what waited for it."""
-        ended = self.pool.ended()
+        if not (ended := self.pool.ended()):
+            return
         for written in ended:
             self._is_writing = False
             self._durable += written.pieces
@@ -103,8 +104,7 @@ class Log:
             self.waiting_bytes -= self._bytes.popleft()[1]
         while self._then and self._then[0][0] <= self._durable:
             self._then.popleft()[1]()
-        if ended:
-            self._go_on()
+        self._go_on()
 
     def _order(self, piece: Piece) -> None:
         self._ordered += 1

@@ -207,8 +207,10 @@ class SyncerNode:
         self.log.take_ended()
         if self.finished:
             return False
-        self._begin_merges()
-        ended = self.pool.ended()
+        if self._merges_waiting:
+            self._begin_merges()
+        if not (ended := self.pool.ended()):
+            return False
         if not self.machine.is_interrupted:
             self._take_versions([one for one in ended if isinstance(one, Version)], now)
         for one in ended:
@@ -217,7 +219,7 @@ class SyncerNode:
                 self.handle(one.event, now, one.arrival)
             elif isinstance(one, Checkpointed):
                 self.handle(CheckpointDone(one), now)
-        return bool(ended)
+        return True
 
     def _take_versions(self, ended: Sequence[Version], now: float) -> None:
         """Merges that have ended together share one commit; what follows from any of them comes behind it."""
@@ -244,11 +246,13 @@ class SyncerNode:
         for action in actions:
             if isinstance(action, Record):
                 facts.append(action.fact)
-            else:
+                continue
+            if facts:
                 self._write(facts)
                 facts = []
-                self._act(action, arrival)
-        self._write(facts)
+            self._act(action, arrival)
+        if facts:
+            self._write(facts)
 
     def _act(
         self, action: Send | Hold | Publish | Merge | Checkpoint | Dismiss | Finish, arrival: Arrival | None
@@ -287,8 +291,6 @@ class SyncerNode:
 
     def _write(self, facts: list[Fact]) -> None:
         """To the log, to be kept together."""
-        if not facts:
-            return
         records = [msgspec.msgpack.encode(fact) for fact in facts]
         places = [Place(*fact.result.entry) for fact in facts if isinstance(fact, Committed)]
         self.log.write(records, _files_of(facts), [(place, self._entries.pop(place)) for place in places])

@@ -30,6 +30,7 @@ from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox
 
 TICK_S = 0.02
+GATHER_S = 0.002  # from the end of a turn to the next: most of what a turn costs it costs for one event as for ten
 STATUS_S = 0.5
 SWITCH_S = 0.0005  # workers need the GIL often and briefly: with Python's 5 ms they would wait longer than they work
 FAREWELL_S = 3.0  # for learners to take in the last message before this process ends
@@ -45,6 +46,8 @@ class SyncerShell:
         self.inbox = Inbox(LINE_MAX)
         self.root = store.root
         self._is_status_waiting = False  # for the disk
+        self._turned_at = 0.0  # when the last turn ended
+        self._is_woken = False  # the inbox has a word of the workers that something has ended
         self._status_trouble = ""  # why its file could not be written last
         self.learners = Learners()
         cores = len(os.sched_getaffinity(0))
@@ -93,20 +96,31 @@ class SyncerShell:
     def _turn(self) -> None:
         """Put what has come in line, after waiting a tick at most if there was nothing, and take a turn.
 
+        Contributions, and what workers have done, come in bursts: a moment after the last turn they have come together,
+        and none has waited for longer than that.
+
         The inbox is told what still waits to be looked at: while that is too much, no further payloads are read.
         """
         if self.node.log.is_full:
             time.sleep(TICK_S)  # nothing further is taken in before the disk has caught up
+        early_s = self._turned_at + GATHER_S - time.monotonic()
+        if early_s > 0 and not len(self.driver):
+            time.sleep(early_s)
         wait_s = 0.0 if len(self.driver) else TICK_S
         for event in self.inbox.drain(self.driver.room, wait_s) if self.driver.room else ():
             if event is not None:  # else a worker's word that something has ended, which a turn takes in
                 self.driver.offer(event)
+        self._is_woken = False  # before the turn: what has ended by now it takes in, and who ends later wakes
         self.driver.turn()
         self.inbox.settle(self.driver.waiting_bytes)
+        self._turned_at = time.monotonic()
 
     def _wake(self) -> None:
-        with contextlib.suppress(queue.Full):  # it is awake then
-            self.inbox.put_nowait(None)
+        """Called on a worker: once is enough, however many of them end their work before the next turn."""
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(queue.Full):  # it is awake then
+                self.inbox.put_nowait(None)
 
     def _farewell(self) -> None:
         """Learners that were told the run is done report a last time and hang up; then this process may end."""
