@@ -218,26 +218,48 @@ def test_threads_do_not_change_a_bit(codec, threads):
 
 
 def accumulate(
-    codec: str, payload: np.ndarray, fragment: Fragment, coefficients: np.ndarray, acc: np.ndarray, lo: int, hi: int
+    codecs: list[str],
+    payloads: list[np.ndarray],
+    fragment: Fragment,
+    coef: np.ndarray,
+    acc: np.ndarray,
+    lo: int,
+    hi: int,
 ) -> None:
-    numbers = kernels.frozen(np.array([number(codec)], np.int64))
-    payloads = (readable(codec, payload, fragment.size),) * TOGETHER
+    """acc ← acc + Σ coef[payload, slot] · decoded on rows [lo, hi)."""
+    numbers = kernels.frozen(np.array([number(codec) for codec in codecs], np.int64))
+    opened = [readable(codec, payload, fragment.size) for codec, payload in zip(codecs, payloads, strict=True)]
+    filled = tuple(opened) + (opened[0],) * (TOGETHER - len(opened))
     rows = (fragment.row_start, fragment.row_stop, fragment.row_slot)
-    coef, no_squares = kernels.frozen(coefficients[None]), np.empty(0)
-    kernels.accumulate(numbers, payloads, 1, *rows, coef, False, acc, no_squares, lo, hi)
+    kernels.accumulate(numbers, filled, len(opened), *rows, kernels.frozen(coef), False, acc, np.empty(0), lo, hi)
 
 
-@every_codec
-def test_accumulate_rounds_each_product_then_adds(codec):
+def slow_term(codec: str, payload: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """coefficient · element, one product; an element of int4 is its code, and the coefficient takes the scale first."""
+    if codec != "int4":
+        return coefficients * decode(codec, payload)
+    blocks = coefficients.size // BLOCK
+    scales = np.repeat(payload[: 4 * blocks].view(np.float32), BLOCK)
+    pairs = payload[4 * blocks :].reshape(blocks, BLOCK // 2)
+    codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32).ravel() - 8
+    return (coefficients * scales) * codes
+
+
+@pytest.mark.parametrize(
+    "codecs",
+    [[codec] for codec in CODECS] + [["int4"] * 2, ["int4"] * 5, ["int4", "bf16", "int4", "int4"], list(CODECS)],
+)
+def test_accumulate_rounds_each_product_then_adds(codecs):
     fragment = fragment_of(5, ROW + 300, 2 * ROW)
-    payload = encode(codec, fill(fragment))
-    coefficients = np.array([0.3, 1 / 7, 1e-3], np.float32)
+    payloads = [encode(codec, fill(fragment, seed)) for seed, codec in enumerate(codecs)]
+    coef = (np.array([0.3, 1 / 7, 1e-3]) / np.arange(1, 1 + len(codecs))[:, None]).astype(np.float32)
     start = gaussian(fragment.size, seed=9)
-    acc = start.copy()
+    acc, expected = start.copy(), start.copy()
     lo, hi = 1, fragment.row_count - 1
-    accumulate(codec, payload, fragment, coefficients, acc, lo, hi)
-    spread = coefficients[np.repeat(fragment.row_slot, fragment.row_stop - fragment.row_start)]
-    expected = start + spread * decode(codec, payload)
+    accumulate(codecs, payloads, fragment, coef, acc, lo, hi)
+    for codec, payload, coefficients in zip(codecs, payloads, coef, strict=True):
+        spread = coefficients[np.repeat(fragment.row_slot, fragment.row_stop - fragment.row_start)]
+        expected = expected + slow_term(codec, payload, spread)
     touched = slice(fragment.row_start[lo], fragment.row_stop[hi - 1])
     assert acc[touched].tobytes() == expected[touched].tobytes()
     assert acc[: touched.start].tobytes() == start[: touched.start].tobytes()
@@ -345,9 +367,9 @@ def test_after_warm_up_no_kind_of_array_makes_a_kernel_compile_again():
 
     warm_up()
     warm = signatures()
-    assert len(warm) == 11 and all(warm.values())
+    assert len(warm) == 14 and all(warm.values())
     fragment = fragment_of(ROW, 3)
-    x, acc, one = fill(fragment), np.zeros(fragment.size, np.float32), np.ones(2, np.float32)
+    x, acc, one = fill(fragment), np.zeros(fragment.size, np.float32), np.ones((1, 2), np.float32)
     for codec in CODECS:
         payload = encode(codec, x)
         encode(codec, kernels.frozen(x), decoded=np.empty_like(x))
@@ -358,7 +380,7 @@ def test_after_warm_up_no_kind_of_array_makes_a_kernel_compile_again():
         ):
             decode(codec, raw, out=acc)
             inspect(codec, raw, fragment)
-            accumulate(codec, raw, fragment, one, acc, 0, fragment.row_count)
+            accumulate([codec], [raw], fragment, one, acc, 0, fragment.row_count)
     assert signatures() == warm
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from algo import slow
 from skerry.algo.codecs import CODECS, decode, encode
+from skerry.algo.digests import digest
 from skerry.algo.fragments import BLOCK, ROW
 from skerry.algo.outer import OUTER_RULES, Advanced, OuterStep, adopt, advance
 
@@ -32,7 +33,7 @@ def moved(step: OuterStep, state: tuple[np.ndarray, ...], delta: np.ndarray, cod
 
 
 def bits(advanced: Advanced) -> list[bytes]:
-    return [array.tobytes() for array in advanced[:4]]
+    return [*(array.tobytes() for array in advanced[:4]), *advanced.digests]
 
 
 def master(advanced: Advanced) -> np.ndarray:
@@ -54,6 +55,7 @@ def test_one_pass_gives_the_bits_of_one_operation_after_the_other(rule, codec, d
     assert ours.payload.tobytes() == expected.payload.tobytes()
     assert ours.theta.tobytes() == expected.theta_new.tobytes()
     assert ours.error.tobytes() == expected.error_new.tobytes()
+    assert ours.digests == tuple(digest(array) for array in (ours.theta, ours.velocity, ours.error))
 
 
 @pytest.mark.parametrize("rule, lr, momentum", [("nesterov", 0.7, 0.9), ("nesterov", 0.3, 0.5), ("sgd", 0.7, 0.9)])

@@ -15,8 +15,8 @@ from skerry.store.tape import FORMAT_VERSION
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RUNS = ("run-closed", "run-paused")
 EXPORTS = {
-    "run-closed": "938f799938890ad797470122cee8adc62a1a79d4e4cf0cee59d02fd377295ba4",
-    "run-paused": "174bf35b8c458d57ace08e9d0c797bf14a7fe1308ee2b2dbb8c59d0cc6e025ca",
+    "run-closed": "2a727e3d44c33919c95f7d45229e5c8185b3dc51ab75b95fd3e6ef560376dd15",
+    "run-paused": "a5d01e622a5fbed30e7d84c25b1262fda57d78d427c7eee309e1fef9f983be83",
 }
 
 

@@ -10,15 +10,15 @@ again with the same encoded Δ gives the same version. Inputs are never changed;
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from skerry.algo import codecs, kernels
+from skerry.algo import codecs, digests, kernels
 from skerry.algo.codecs import U8
 from skerry.algo.digests import FACTORS, as_bytes
 from skerry.algo.fragments import F32, ROW
 from skerry.algo.kernels import NONE, Array, check_flat, frozen, over_rows
 
-_NUMBERS = {"nesterov": kernels.NESTEROV, "sgd": kernels.SGD, "delayed": kernels.DELAYED}
-OUTER_RULES = tuple(_NUMBERS)
+OUTER_RULES = ("nesterov", "sgd", "delayed")
 
 
 class OuterStep(NamedTuple):
@@ -38,13 +38,14 @@ class OuterStep(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """The next version, and the delta that carries it to learners; must be discarded unless `finite`."""
+    """The next version with its digests, and the delta that carries it to learners; of no use unless `finite`."""
 
     theta: F32
     velocity: F32
     error: F32
     payload: U8
     finite: bool
+    digests: tuple[bytes, bytes, bytes]  # of theta, velocity and error
 
 
 class Adopted(NamedTuple):
@@ -74,13 +75,14 @@ def advance(
     check_flat(theta.size, theta, velocity, error, theta_new, velocity_new, error_new)
     payload = codecs.writable(codec, payload, theta.size)
     source = codecs.readable(delta_codec, delta, theta.size)
-    rule, rates = _number(step.rule), frozen(_rates(step))
+    rates = frozen(_rates(step))
     before = np.zeros_like(velocity) if is_multiple(step.version, step.restart) else velocity
-    bad: list[int] = []  # appended to from any thread
+    tops: list[int] = []  # appended to from any thread
+    sums: list[npt.NDArray[np.uint64]] = []
 
     def work(row_lo: int, row_hi: int) -> None:
+        mine = np.zeros(3, np.uint64)
         top = kernels.advance(
-            rule,
             rates,
             codecs.number(delta_codec),
             source,
@@ -92,14 +94,18 @@ def advance(
             theta_new,
             error_new,
             velocity_new,
-            row_lo * ROW,
-            min(row_hi * ROW, theta.size),
+            digests.FACTORS,
+            mine,
+            row_lo,
+            row_hi,
         )
-        if top >= kernels.INFINITY_BITS:
-            bad.append(row_lo)
+        tops.append(int(top))
+        sums.append(mine)
 
     over_rows(work, -(-theta.size // ROW), threads)
-    return Advanced(theta_new, velocity_new, error_new, payload, not bad)
+    is_finite = max(tops) < int(kernels.INFINITY_BITS)
+    made = [digests.as_bytes(sum(int(one[k]) for one in sums)) for k in range(3)]
+    return Advanced(theta_new, velocity_new, error_new, payload, is_finite, (made[0], made[1], made[2]))
 
 
 def _fresh(codec: str, size: int) -> tuple[F32, F32, F32, U8]:
@@ -133,14 +139,12 @@ def is_multiple(version: int, period: int) -> bool:
 
 
 def _rates(step: OuterStep) -> F32:
-    """What the kernel of the rule multiplies by, in its order."""
-    if step.rule != "delayed":
-        return np.array([step.lr, step.momentum, 0, 0], np.float32)
-    push, keep = (step.momentum, step.momentum) if is_multiple(step.version, step.delay) else (0, 1)
-    return np.array([step.lr, 1 / step.delay, push, keep], np.float32)
-
-
-def _number(rule: str) -> int:
-    if rule not in _NUMBERS:
-        raise ValueError(f"unknown outer rule {rule!r}, known are {', '.join(OUTER_RULES)}")
-    return _NUMBERS[rule]
+    """η, decay, share, push and keep: b = decay · b + share · Δ, x = (Θ + e) + η (Δ + push · b), b' = keep · b."""
+    if step.rule == "sgd":
+        return np.array([step.lr, 0, 0, 0, 0], np.float32)
+    if step.rule == "nesterov":
+        return np.array([step.lr, step.momentum, 1, step.momentum, 1], np.float32)
+    if step.rule == "delayed":
+        push, keep = (step.momentum, step.momentum) if is_multiple(step.version, step.delay) else (0, 1)
+        return np.array([step.lr, 1, 1 / step.delay, push, keep], np.float32)
+    raise ValueError(f"unknown outer rule {step.rule!r}, known are {', '.join(OUTER_RULES)}")

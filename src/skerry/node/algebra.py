@@ -157,8 +157,7 @@ class Float32:
         encoded = np.frombuffer(delta, np.uint8)
         advanced = outer.advance(how, *old, step.delta, encoded, step.codec, threads, (*new, published))
         assert advanced.finite, f"fragment {fragment.index} version {step.version} is not finite"
-        made = [self.digest(array) for array in new]
-        return Merged(new, advanced.payload.data, made[0], b"".join(made))
+        return Merged(new, advanced.payload.data, advanced.digests[0], b"".join(advanced.digests))
 
     def whole(self, theta: Array) -> memoryview:
         whole: memoryview = theta.data.cast("B")

@@ -1,8 +1,9 @@
 """What a merge takes, from contributions that lie in memory to the next version, without network and disk.
 
 A fragment goes through what a worker of the syncer does for it: each contribution is checked and looked through
-(inspect), they become one encoded delta (merge), the outer step makes the next version of it (advance), and what was
-made gets its digests (hash). A pool of threads takes fragments one by one, as in the syncer; a merge has one thread.
+(inspect), they become one encoded delta (merge), the outer step makes the next version of it with its digests
+(advance), and what the journal is to have gets its checksum (hash). A pool of threads takes fragments one by one, as in
+the syncer; a merge has one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import xxhash
 from msgspec import Struct
 
 from skerry import algo
-from skerry.algo import codecs, digests, outer
+from skerry.algo import codecs, outer
 from skerry.algo import merge as merging
 from skerry.algo.codecs import U8, Inspection
 from skerry.algo.fragments import F32, Fragment, padded, split
@@ -129,7 +130,7 @@ class _Work:
         seen.append(stages.timed("inspect", lambda: self._look(self.payloads[-1])))
         delta = stages.timed("merge", lambda: self._delta(seen))
         made = stages.timed("advance", lambda: self._advance(delta))
-        stages.timed("hash", lambda: self._digests(made, delta))
+        stages.timed("hash", lambda: xxhash.xxh3_128_digest(delta.data))
         close_s = time.perf_counter() - began
         assert made.finite
         self.version = made[:3]
@@ -148,11 +149,6 @@ class _Work:
     def _advance(self, delta: U8) -> outer.Advanced:
         published = self._published.take(codecs.payload_bytes(self.codec, self.fragment.size), np.uint8)
         return outer.advance(STEP, *self.version, DELTA_CODEC, delta, self.codec, out=(*self._taken(), published))
-
-    def _digests(self, made: outer.Advanced, delta: U8) -> None:
-        for array in made[:3]:
-            digests.digest(array)
-        xxhash.xxh3_128_digest(delta.data)
 
     def _taken(self) -> tuple[F32, F32, F32]:
         theta, velocity, error = (self._arrays.take(self.fragment.size, np.float32) for _ in range(3))
