@@ -7,6 +7,9 @@ interval of H steps after that, when every fragment has been due.
 Counts come from the tape, times from the learners (one clock for all of them), CPU, memory and what was written from
 the system. The run lies in the folder for temporary files: TMPDIR says on which disk, and a syncer waits for its disk.
 
+A row takes longer than its stretch: a run is created, every learner joins (4 bytes a parameter each, over one core's
+sockets), an interval passes, and in the end every fragment has a checkpoint.
+
 A merged parameter is one of a version: however many contributions are in it, it counts once. What it costs is CPU time,
 so the figures hold for a syncer that has time to spare as well as for one that has not.
 """
