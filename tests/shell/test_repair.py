@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, until
 from node.pair import NumpyParameters, Pair, config_of
-from skerry.algo.fragments import Tensor, layout_of
+from skerry.algo.fragments import Tensor, decode_layout, layout_of
 from skerry.core.audit import Audit
 from skerry.core.events import Interrupted
 from skerry.core.facts import EpochStarted, LifeStarted, Restored, SteppedBack
@@ -26,7 +26,7 @@ from skerry.node.algebra import FLOAT32
 from skerry.node.training import ByHand
 from skerry.run import summary
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import GENESIS
+from skerry.run.genesis import GENESIS, GenesisFile
 from skerry.run.repair import damaged, explain, reach, take_copy
 from skerry.run.replay import replay
 from skerry.run.tally import tally
@@ -603,6 +603,22 @@ def test_where_all_files_are_gone_the_run_is_had_from_what_it_began_from_and_its
         assert make_whole(store, ("127.0.0.1", 0, None), False, lambda: False, path)
     assert all(np.array_equal(a, b) for old, new in zip(values, values_in(pair.root), strict=True)
                for a, b in zip(old, new, strict=True))  # fmt: skip
+
+
+def test_the_file_that_the_run_began_from_is_read_once_however_many_fragments_are_rotten(long, monkeypatch):
+    read, values = [], GenesisFile._values
+
+    def noting(file, name, start, count):
+        read.append(count)
+        return values(file, name, start, count)
+
+    monkeypatch.setattr(GenesisFile, "_values", noting)
+    created = state_in(long.root).created
+    for file in created.files:
+        flip(long.root / "files" / file)
+    with Store.open(long.root) as store:
+        assert make_whole(store, ("127.0.0.1", 0, None), False, lambda: False, long.root / GENESIS)
+    assert len(created.files) > 1 and sum(read) == decode_layout(created.layout).param_count
 
 
 def test_a_rotten_kept_version_is_had_from_recorded_contributions(long, caplog):

@@ -104,16 +104,21 @@ class GenesisFile(Mapping[str, F32]):
 
 
 def read_genesis(path: Path) -> tuple[Layout, GenesisFile]:
-    """A safetensors file as layout and values, which stay in the file until they are used."""
+    """A safetensors file as layout and values, which have been looked at and stay in the file until they are used."""
+    layout, values = open_genesis(path)
+    values.check()
+    return layout, values
+
+
+def open_genesis(path: Path) -> tuple[Layout, GenesisFile]:
+    """The same by its header alone: values are looked at when they are asked for."""
     with _opened(path) as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         layout = _layout(path, file, {name: tuple(file.get_slice(name).get_shape()) for name in kinds})
     for name, kind in kinds.items():
         if kind != "F32":
             raise ModelError(f"{path}: parameter {name} is {kind}; a genesis holds float32 (F32)")
-    values = GenesisFile(path, layout)
-    values.check()
-    return layout, values
+    return layout, GenesisFile(path, layout)
 
 
 def read_layout(path: Path) -> Layout:

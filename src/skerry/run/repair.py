@@ -26,7 +26,7 @@ from skerry.errors import FileDamaged, ModelError, TapeDamaged
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Payload, Values
 from skerry.run.facts import facts_of, fragments_of, history_of
-from skerry.run.genesis import GENESIS, read_genesis
+from skerry.run.genesis import GENESIS, open_genesis
 from skerry.run.replay import Different, held_of
 from skerry.store.journal import Place
 from skerry.store.store import Store
@@ -167,17 +167,20 @@ def _mended(store: Store, state: RunState, fragment: Fragment, checkpoint: Check
 
 
 def _first_values(state: RunState, fragment: Fragment, genesis: Path | None) -> Values | None:
-    """As this file has them, if it is of the same model; whether they are the same its digest will say."""
+    """As this file has them, if it is of the same model; whether they are the same its digest will say.
+
+    No more of it is read than this fragment's, for there may be many fragments, and it may be large.
+    """
     if genesis is None or not genesis.exists():
         return None
     try:
-        layout, values = read_genesis(genesis)
+        layout, values = open_genesis(genesis)
+        if layout.digest != decode_layout(state.created.layout).digest:
+            return None
+        theta = values.fragment(fragment)
     except ModelError as error:
         log.warning("repair: %s", error)
         return None
-    if layout.digest != decode_layout(state.created.layout).digest:
-        return None
-    theta = values.fragment(fragment)
     zero = np.zeros_like(theta)
     return Values(theta, zero, zero)
 
