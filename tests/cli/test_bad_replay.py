@@ -15,7 +15,7 @@ from skerry.core.facts import Committed
 from skerry.store import Store
 
 KEYS = {
-    "identical", "merges", "recomputed", "record", "checks", "violations", "violated", "first_difference",
+    "identical", "note", "merges", "recomputed", "record", "checks", "violations", "violated", "first_difference",
     "left_out", "skipped", "begins", "model_sha256", "run_dir",
 }  # fmt: skip
 
@@ -76,14 +76,17 @@ def test_json_is_one_object_with_every_promised_key(call, run_dir):
     merges = sum(isinstance(fact, Committed) for fact in facts_of(run_dir))
     assert said["identical"] is True and said["merges"] == said["recomputed"] == merges > 0
     assert (said["violations"], said["violated"], said["first_difference"]) == (0, [], None)
-    assert said["record"] == "full"
+    assert said["record"] == "full" and said["note"] == ""
 
 
 def test_people_read_a_short_summary(call, run_dir, tmp_path):
     code, out, err = call("replay", run_dir)
     assert (code, err) == (0, "") and out.startswith("identical: ") and "merges recomputed" in out
-    code, out, _ = call("replay", grown(tmp_path / "decided", "decisions"))
-    assert code == 0 and "nothing was recomputed, for this run kept no contributions" in out
+    decided = grown(tmp_path / "decided", "decisions")
+    code, out, _ = call("replay", decided)
+    assert code == 0 and out.startswith("nothing was recomputed, for this run kept no contributions")
+    said = json.loads(call("replay", decided, "--json")[1])
+    assert said["identical"] is None and said["note"] + "\n" == out
 
 
 def test_an_excluded_learner_and_the_model_without_it(call, run_dir, tmp_path):

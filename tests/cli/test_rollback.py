@@ -236,7 +236,7 @@ def test_a_dry_run_says_what_it_would_free_and_removes_nothing(capsys, root):
     assert done == told | {"removed": True}
     assert not list((root / "record").iterdir()) and state_in(root).kept == []
     report = answered(capsys, "replay", root)
-    assert report["identical"] and report["begins"] and report["recomputed"] == 0
+    assert report["identical"] is None and report["begins"] and report["recomputed"] == 0
     code, out, err = called(capsys, "replay", root)
     assert code == 0 and err == report["begins"] + "\n" and err.endswith(", and none has followed\n")
     assert out.startswith(

@@ -202,7 +202,8 @@ def test_everything_may_go_and_the_run_is_still_there(root, closed, tmp_path):
     assert state_in(root).kept == [] and choice.merges == state_in(root).merges
     assert exported(root, tmp_path / "again") == model
     report = replayed(root)
-    assert report.identical and report.merges == report.recomputed == 0 and "and none has followed" in report.begins
+    assert report.identical is None and report.merges == report.recomputed == 0
+    assert "and none has followed" in report.begins
     assert status_of(root)["serving"] == "closed"
 
 
@@ -222,7 +223,7 @@ def test_without_contributions_the_choices_are_audited_from_where_the_tape_begin
     pair = train(tmp_path / "run", config("decisions"))
     choice = pruned(pair.root, before=2)
     report = replayed(pair.root)
-    assert choice.first > 1 and report.identical and report.recomputed == 0 and report.begins
+    assert choice.first > 1 and report.identical is None and report.recomputed == 0 and report.begins
 
 
 def test_pruning_twice_is_pruning_once(root):

@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
         cli.print_json(_record(report, options.run))
     else:
         _print(report)
-    return 0 if report.identical else 1
+    return 0 if report.agrees else 1
 
 
 def _check_out(root: Path, out: Path) -> None:
@@ -57,9 +57,7 @@ def _check_out(root: Path, out: Path) -> None:
 def _write(out: Path, report: Report) -> None:
     if not report.model:
         why = (
-            "it differs"
-            if not report.identical
-            else "this run kept no contributions: begin one with --store.record full"
+            "it differs" if not report.agrees else "this run kept no contributions: begin one with --store.record full"
         )
         first = report.first_difference or (report.begins if report.record == "full" else "")
         raise Refusal(f"--out {out}: there is no recomputed model to write: {first or why}")
@@ -83,8 +81,9 @@ def _showing() -> Iterator[Show]:
 
 
 def _record(report: Report, run_dir: Path) -> dict[str, Any]:
-    record = {
+    record: dict[str, Any] = {
         "identical": report.identical,
+        "note": _nothing(report) if report.identical is None else "",
         "merges": report.merges,
         "recomputed": report.recomputed,
         "record": report.record,
@@ -107,19 +106,21 @@ def _print(report: Report) -> None:
     for line in [*report.violations, report.first_difference, report.left_out, report.begins]:
         if line:
             print(line, file=sys.stderr)
-    if not report.identical:
+    if not report.agrees:
         print(f"not identical: {report.recomputed} of {report.merges} merges agreed up to there")
     elif report.recomputed:
         skipped = f", {report.skipped} could not be" if report.skipped else ""
         print(f"identical: {report.recomputed} merges recomputed{skipped}, {report.checks:,} checks")
         print(f"sha256 {report.model_sha256}" if report.model else "not every fragment could be recomputed")
     else:
-        print(
-            f"nothing was recomputed, {_why_not(report)}: choices, weights and versions of {report.merges} merges "
-            f"hold, {report.checks:,} checks"
-        )
+        print(_nothing(report))
     if report.excluded is not None:
         _print_excluded(report.excluded)
+
+
+def _nothing(report: Report) -> str:
+    held = f"choices, weights and versions of {report.merges} merges hold, {report.checks:,} checks"
+    return f"nothing was recomputed, {_why_not(report)}: {held}"
 
 
 def _why_not(report: Report) -> str:

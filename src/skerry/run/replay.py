@@ -72,8 +72,13 @@ class Report:
     excluded: Excluded | None = None
 
     @property
-    def identical(self) -> bool:
-        """Everything that could be compared agreed."""
+    def identical(self) -> bool | None:
+        """Whether what was recomputed is what was recorded; None if nothing was recomputed, so that nobody knows."""
+        return None if self.agrees and not self.recomputed else self.agrees
+
+    @property
+    def agrees(self) -> bool:
+        """Everything that could be compared agreed, also where that was the choices alone."""
         is_whole = self.recomputed + self.skipped == self.merges or self.record != "full"
         return is_whole and not self.violations and self.first_difference is None
 
@@ -119,7 +124,7 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
     report.checks, report.record, report.skipped = audit.checks, walk.record, walk.skipped
     if (first := first_segment(store)) > 1:
         report.begins = _begins(store, first, before, report)
-    if report.identical and walk.is_whole:
+    if report.agrees and walk.is_whole:
         assert audit.state is not None
         walk.sum_up(report, audit.state)
     return report
