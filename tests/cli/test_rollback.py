@@ -1,6 +1,7 @@
 """skerry rollback, prune and export --version at the command line: what they say, and what they refuse in one line."""
 
 import json
+import shutil
 
 import msgspec
 import pytest
@@ -213,9 +214,24 @@ def test_no_model_is_written_over_the_run_itself(capsys, root, verb, name):
     refused(capsys, verb, root, "--out", out)
     if name != "journal":
         part = name.split("/")[0].replace("linked", "tape")
-        says = f"--out {out}: {root / part} is a part of the run itself; name another file"
+        says = f"--out {out}: {root / part} is a part of a run; name another file"
         assert refused(capsys, verb, root, "--out", out) == says
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("verb", ["export", "replay"])
+@pytest.mark.parametrize("name", ["tape/model", "journal/model", "files/model", "record/model", "summary.json"])
+def test_no_model_is_written_into_another_run(capsys, root, verb, name):
+    other = shutil.copytree(root, root.parent / "other")
+    before = sorted(other.rglob("*"))
+    says = f"--out {other / name}: {other / name.split('/')[0]} is a part of a run; name another file"
+    assert refused(capsys, verb, root, "--out", other / name) == says
+    assert sorted(other.rglob("*")) == before
+
+
+def test_a_model_may_lie_beside_the_parts_of_another_run(capsys, root):
+    other = shutil.copytree(root, root.parent / "other")
+    answered(capsys, "export", root, "--out", other / "model-of-another.safetensors")
 
 
 def test_a_version_that_is_not_kept_is_not_exported(capsys, root):

@@ -96,10 +96,10 @@ def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = 
 
 
 def check_out(root: Path, out: Path) -> None:
-    """Refuse a name under which no model of the run in `root` can be written, or only over a part of that run."""
+    """Refuse a name under which no model of the run in `root` can be written, or only over a part of some run."""
     if out.is_dir():
         raise Refusal(f"--out {out}: is a folder; name a file in it")
     if not out.parent.is_dir():
         raise Refusal(f"--out {out}: {out.parent} is not a folder")
     if part := part_at(root, out):
-        raise Refusal(f"--out {out}: {root / part} is a part of the run itself; name another file")
+        raise Refusal(f"--out {out}: {part} is a part of a run; name another file")

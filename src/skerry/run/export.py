@@ -70,10 +70,15 @@ def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | N
     return digest
 
 
-def part_at(root: Path, path: Path) -> str:
-    """The part of the run directory that writing this file would spoil, by whatever links it is named; or nothing."""
+def part_at(root: Path, path: Path) -> Path | None:
+    """The part of a run that writing this file would spoil, by whatever links it is named: of the run here, or another.
+
+    Another run is any folder above the file that has a tape.
+    """
     places = {_real(path), _real(path.parent) / path.name}
-    return next((part for part in PARTS if any(place.is_relative_to(_real(root / part)) for place in places)), "")
+    others = (folder for place in sorted(places) for folder in place.parents if os.path.isdir(folder / "tape"))
+    parts = (run / part for run in (root, *others) for part in PARTS)
+    return next((part for part in parts if any(place.is_relative_to(_real(part)) for place in places)), None)
 
 
 def _real(path: Path) -> Path:
