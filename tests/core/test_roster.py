@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.hand import Desk
 from core.views import FRAGMENTS, contribution, holding
 from skerry.core.membership import Member
 from skerry.core.messages import FULL, FragmentPosition, Report
@@ -141,3 +142,20 @@ def test_what_it_takes_to_answer_counts_from_the_step_that_was_ordered():
     hand.now = 2 * a.step_s + 0.5
     hand.answer(a, 0)
     assert a.answer_s == pytest.approx(0.5) and a.stepped == 7, "and the contribution says up to which step it is"
+
+
+def test_a_pause_of_the_loop_is_no_slow_step_but_slower_steps_are_believed():
+    desk = Desk()
+    desk.ready("a")
+    member = desk.machine.roster.members["a"]
+
+    def after(*steps_s):
+        for step_s in steps_s:
+            desk.report("a", desk.peers["a"].step + 1, step_s=step_s)
+        return member.step_s
+
+    usual_s = after(*[0.1] * 40)
+    assert usual_s == pytest.approx(0.1, rel=0.01)
+    assert after(60.0) < 1.5 * usual_s, "an evaluation, a checkpoint"
+    assert after(*[0.1] * 5) < 1.2 * usual_s
+    assert after(*[5.0] * 40) == pytest.approx(5.0, rel=0.01)

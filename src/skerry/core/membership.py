@@ -14,6 +14,7 @@ from typing import NamedTuple
 from skerry.core.messages import FULL, FragmentPosition, Report
 
 EMA_WEIGHT = 0.2
+STEP_RISE_MAX = 3.0  # times the usual that a step counts for: a loop that pauses would else slow the rounds after it
 RESEND_S = 2.0  # what has no effect for this long, a pull, a stop or something bulky, is repeated at the soonest
 RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 
@@ -92,7 +93,8 @@ class Member:
             self.stepped_at = now
             self.is_stepping |= self.report is not None
         if 0 < report.step_s < math.inf:
-            self.step_s = ema(self.step_s, report.step_s)
+            usual_s = self.step_s or report.step_s
+            self.step_s = ema(usual_s, min(report.step_s, STEP_RISE_MAX * usual_s))
         if report.round_steps > 0:
             self.round_steps = ema(self.round_steps, report.round_steps)
         for p, position in enumerate(report.positions):
