@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         with _logging_restored():
             code = _dispatch(words)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # of a command that has nothing to say about it
+        print("skerry: interrupted", file=sys.stderr)
         if as_json:
             print_json({"error": "interrupted"})
         code = 130
