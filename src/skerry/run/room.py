@@ -2,16 +2,19 @@
 
 Memory: three float32 a parameter, the newest deltas for learners a few versions behind, and what merges work in. Disk:
 the first version, two checkpoints of each fragment and one that is being written, and the deltas since the older of the
-two, and the versions of the whole model that are kept by shares of the budget. Contributions on their way, the tape,
-what `store.record = "full"` keeps, and versions that are kept by their number come on top.
+two, and the versions of the whole model that are kept by shares of the budget. What `store.record = "full"` keeps, and
+versions that are kept by their number, grow with the run: a budget of steps tells by how much. Contributions on their
+way and the tape come on top.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,6 +23,7 @@ from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import Fragment
 from skerry.config import Config
 from skerry.config import Store as Keeping
+from skerry.core.schedule import sync_every_in
 from skerry.errors import Refusal
 from skerry.node.syncer import DELTAS_BYTES
 from skerry.store.journal import file_bytes
@@ -30,6 +34,9 @@ GENESIS_BYTES = 4  # an element of version 0, which has values alone
 DELTA_BYTES = 2  # an element of a merged delta in the journal
 CHECKPOINTS = 2  # kept of a fragment
 EVERY_MIN = 2  # versions between two checkpoints: with fewer the disk is busy with nothing else
+MERGES = 1000  # of which is said what they add, where nobody knows how many there will be
+
+log = logging.getLogger("skerry.syncer")
 
 
 def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
@@ -60,6 +67,32 @@ def kept_versions(every: float) -> int:
     return math.ceil(1 / every) - 1 if 0 < every < 1 else 0
 
 
+def grown(sizes: Sequence[int], config: Config) -> dict[str, int]:
+    """Bytes that a budget of steps adds to that by its end, by what for; nothing is known of other budgets."""
+    versions = _versions(config)
+    return {what: math.ceil(versions * each) for what, each in _a_version(sizes, config).items()}
+
+
+def _versions(config: Config) -> int:
+    """How many every fragment has at the end, if rounds keep the H that is asked for; slower ones make fewer."""
+    run, sync = config.run, config.sync
+    if not run.steps:
+        return 0
+    warm = 0.0 if sync.policy == "fixed" else min(sync.warm_steps, sync.warm_share * run.steps)
+    steady = (run.steps - warm) / sync_every_in(sync, "steady")
+    return math.ceil(warm / sync_every_in(sync, "warm")) + math.ceil(steady) + 1  # and the closing
+
+
+def _a_version(sizes: Sequence[int], config: Config) -> dict[str, float]:
+    """Bytes that stay for good of one version of every fragment, if every learner is in it."""
+    store, every = config.store, config.store.keep_every
+    up = config.run.learners * sum(payload_bytes(config.wire.codec_up, each) for each in sizes)
+    return {
+        "recorded": up if store.record == "full" else 0.0,
+        "kept by number": STATE_BYTES * sum(sizes) / every if every >= 1 else 0.0,
+    }
+
+
 def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: bool) -> None:
     """Refuse a model that this machine cannot hold, with the numbers."""
     sizes = [fragment.size for fragment in fragments]
@@ -70,21 +103,31 @@ def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: boo
         raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
     if not is_new:
         return
-    needed, free = sum(disk(sizes, config.store).values()), free_disk(root)
+    needed, free = _on_disk(sizes, config), free_disk(root)
     if needed > free:
-        less = _less(config.store, sizes, free)
+        less = _less(config, sizes, free)
         raise Refusal(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
+    if not config.run.steps and (more := round(MERGES * sum(_a_version(sizes, config).values()) / len(sizes))):
+        grows = f"records and kept versions grow by up to {size(more)} with {MERGES:,} merges"
+        log.info("%s: %s are free, the run needs %s, and its %s", root, size(free), size(needed), grows)
 
 
-def _less(store: Keeping, sizes: Sequence[int], free: int) -> str:
-    """What to do about a disk that is too small: keep no versions, or write checkpoints more often."""
-    for keep_every in (store.keep_every, 0.0):
-        for every in range(store.checkpoint_every, EVERY_MIN - 1, -1):
-            smaller = replace(store, keep_every=keep_every, checkpoint_every=every)
-            if sum(disk(sizes, smaller).values()) <= free:
-                words = [f"--store.keep_every {keep_every:g}"] if keep_every != store.keep_every else []
-                words += [f"--store.checkpoint_every {every}"] if every != store.checkpoint_every else []
-                return f"with {' '.join(words)} it fits"
+def _on_disk(sizes: Sequence[int], config: Config) -> int:
+    """By the end of the run, as far as that is known."""
+    return sum(disk(sizes, config.store).values()) + sum(grown(sizes, config).values())
+
+
+def _less(config: Config, sizes: Sequence[int], free: int) -> str:
+    """What to do about a disk that is too small: write checkpoints more often, keep no versions, record less."""
+    store = config.store
+    every = range(store.checkpoint_every, EVERY_MIN - 1, -1)
+    for record, keep, checkpoint in product((store.record, "decisions"), (store.keep_every, 0.0), every):
+        smaller = replace(store, record=record, keep_every=keep, checkpoint_every=checkpoint)
+        if _on_disk(sizes, replace(config, store=smaller)) <= free:
+            words = [f"--store.record {record}"] if record != store.record else []
+            words += [f"--store.keep_every {keep:g}"] if keep != store.keep_every else []
+            words += [f"--store.checkpoint_every {checkpoint}"] if checkpoint != store.checkpoint_every else []
+            return f"with {' '.join(words)} it fits"
     return "choose a larger disk"
 
 
