@@ -48,6 +48,15 @@ def refused(capsys):
     return run
 
 
+def test_a_disk_that_is_about_to_be_full_is_said_with_the_numbers(tmp_path, look, monkeypatch):
+    monkeypatch.setattr("skerry.run.room.free_disk", lambda root: 1)
+    with Serving(tmp_path) as serving:
+        until(lambda: (serving.run_dir / "status.json").exists(), "a status")
+        shown, record = look(serving.run_dir)
+    assert record["disk"]["free_bytes"] == 1 < record["disk"]["needed_bytes"]
+    assert "about to be full: 1 B free, " in " ".join(shown.split())
+
+
 def test_a_start_says_for_how_long_it_has_been_one(tmp_path, look):
     layout, values = read_genesis(write_genesis(tmp_path / "genesis"))
     with Store.open(tmp_path / "run") as store:

@@ -24,7 +24,7 @@ OLD_S = 5.0  # a syncer writes its status twice a second
 SAID = {  # by the rows below, or of no use to a person who looks once
     "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "over_budget", "merges", "contributors_mean",
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
-    "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s",
+    "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s", "disk",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
 }  # fmt: skip
 
@@ -104,6 +104,8 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
     for row in r.get("turned_away", []):
         times = f"{counted(row['count'], 'time')}, last {lasting(row['ago_s'])} ago"
         yield "turned away", f"{row['who']}: {row['why']} ({times})"
+    if disk := r.get("disk"):
+        yield "disk", f"about to be full: {size(disk['free_bytes'])} free, {size(disk['needed_bytes'])} taken soon"
     if "bytes_in" in r:
         yield "on the wire", f"{size(r['bytes_in'])} in, {size(r['bytes_out'])} out since this syncer began"
     for key, value in r.items():

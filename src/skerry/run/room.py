@@ -4,18 +4,21 @@ Memory: three float32 a parameter, the newest deltas for learners a few versions
 the first version, two checkpoints of each fragment and one that is being written, and the deltas since the older of the
 two, and the versions of the whole model that are kept by shares of the budget. What `store.record = "full"` keeps, and
 versions that are kept by their number, grow with the run: a budget of steps tells by how much. Contributions on their
-way and the tape come on top.
+way and the tape come on top. While a run is served its disk is watched (`DiskWatch`), for others may fill it too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,7 +29,8 @@ from skerry.config import Store as Keeping
 from skerry.core.schedule import sync_every_in
 from skerry.errors import Refusal
 from skerry.node.syncer import DELTAS_BYTES
-from skerry.store.journal import file_bytes
+from skerry.store.journal import JOURNAL, file_bytes
+from skerry.store.store import FILES
 from skerry.text import size
 
 STATE_BYTES = 12  # an element of a version: value, velocity, residual
@@ -35,6 +39,10 @@ DELTA_BYTES = 2  # an element of a merged delta in the journal
 CHECKPOINTS = 2  # kept of a fragment
 EVERY_MIN = 2  # versions between two checkpoints: with fewer the disk is busy with nothing else
 MERGES = 1000  # of which is said what they add, where nobody knows how many there will be
+LOOK_S = 10.0  # from one look at the disk to the next
+AHEAD_S = 600.0  # a disk that lasts for less is short; and of so long a time it is known how quickly its room goes
+SURE_S = 60.0  # before that, nothing is made of how quickly it goes
+ROOM_AGAIN = 1.1  # times what is needed, before a short disk is called one with room: it shall not come and go
 
 log = logging.getLogger("skerry.syncer")
 
@@ -129,6 +137,69 @@ def _less(config: Config, sizes: Sequence[int], free: int) -> str:
             words += [f"--store.checkpoint_every {checkpoint}"] if checkpoint != store.checkpoint_every else []
             return f"with {' '.join(words)} it fits"
     return "choose a larger disk"
+
+
+class Short(NamedTuple):
+    """There is less room on the disk than will soon be taken."""
+
+    free_bytes: int
+    needed_bytes: int  # for checkpoints, journal and kept versions, and for ten minutes of what grows besides
+
+
+class DiskWatch:
+    """Whether the disk of a run that is served is about to be full: said once, while something can be done about it.
+
+    What `disk` reckons with comes and goes, so room is kept for all of it, whatever of it lies there now. All else on
+    this disk, be it the tape, records or another's, is expected to grow as it did in the last ten minutes.
+    """
+
+    def __init__(self, root: Path, sizes: Sequence[int], store: Keeping) -> None:
+        self.root = root
+        self.short: Short | None = None
+        self._reckoned = sum(disk(sizes, store).values())
+        self._seen: deque[tuple[float, int]] = deque()  # when, and what all else had left; the last ten minutes
+
+    def look(self, now: float) -> None:
+        """See how much is free, unless that was seen just now."""
+        if self._seen and now - self._seen[-1][0] < LOOK_S:
+            return
+        try:
+            free, ours = free_disk(self.root), min(taken(self.root), self._reckoned)
+        except OSError:
+            return  # a disk that fails is the store's to speak of, at its next write
+        self._seen.append((now, free + ours))
+        while now - self._seen[0][0] > AHEAD_S:
+            self._seen.popleft()
+        needed = self._reckoned - ours + round(AHEAD_S * self._grows_per_s())
+        was_short = self.short is not None
+        is_short = free < (ROOM_AGAIN if was_short else 1) * needed
+        self.short = Short(free, needed) if is_short else None
+        if is_short != was_short:
+            self._say(free, needed)
+
+    def _grows_per_s(self) -> float:
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return max(0.0, (first - last) / (ended - began)) if ended - began >= SURE_S else 0.0
+
+    def _say(self, free: int, needed: int) -> None:
+        if self.short is None:
+            log.info("%s: the disk has room again, %s are free", self.root, size(free))
+            return
+        log.warning(
+            "%s: the disk is about to be full, %s are free and about %s will be taken soon: free space, or stop "
+            "the run and see what skerry prune %s can remove",
+            self.root, size(free), size(needed), self.root,
+        )  # fmt: skip
+
+
+def taken(root: Path) -> int:
+    """Bytes of a run's checkpoints, kept versions and journal, of which some may be removed meanwhile."""
+    total = 0
+    for folder in (FILES, JOURNAL):
+        for entry in os.scandir(root / folder):
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_size
+    return total
 
 
 def free_disk(root: Path) -> int:

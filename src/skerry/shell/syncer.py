@@ -23,6 +23,7 @@ from skerry.node.log import Written
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode, Work
 from skerry.node.turns import LINE_MAX, SyncerDriver
+from skerry.run.room import DiskWatch
 from skerry.shell.workers import Workers
 from skerry.store.store import Store
 from skerry.text import size
@@ -52,6 +53,7 @@ class SyncerShell:
         self.learners = Learners()
         cores = len(os.sched_getaffinity(0))
         self.node = self.learners.node = SyncerNode(store, self.learners, time.monotonic, threads=cores)
+        self.disk = DiskWatch(store.root, [each.size for each in self.node.fragments], self.node.config.store)
         sys.setswitchinterval(SWITCH_S)
         threads = min(self.node.config.merge.threads, max(2, cores))
         self.workers = self.node.pool = Workers[Work](threads, self._wake)
@@ -140,6 +142,9 @@ class SyncerShell:
         record["turned_away"] = self.learners.turned_away.rows(time.monotonic())
         if self.node.is_disk_behind:
             record["waiting"] = f"for the disk: {size(self.node.log.waiting_bytes)} of merges are to be written"
+        self.disk.look(time.monotonic())
+        if self.disk.short is not None:
+            record["disk"] = self.disk.short._asdict()
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
         status = msgspec.json.encode(record)
         self.server.show(status)
