@@ -133,6 +133,15 @@ def test_sigterm_lets_a_lone_learner_hand_over_its_work_and_leave(tmp_path):
     assert not any(fact.rows for fact in facts if isinstance(fact, Discarded))  # nothing it did is lost
 
 
+def test_sigterm_ends_a_learner_that_waits_for_a_syncer_in_one_line(tmp_path):
+    with Running(tmp_path, "learner", "--syncer", "127.0.0.1:1", "--name", "early", "--json") as learner:
+        until(lambda: "connection refused" in learner.said, "the learner to dial")
+        learner.signal(signal.SIGTERM)
+        assert learner.wait() == 0, learner.said
+    assert learner.said.count("interrupted before it had joined; the same command tries again\n") == 1
+    assert json.loads(learner.out.read_text()) == {"learner": "early", "run": None}
+
+
 @pytest.mark.parametrize("moment", ["joining", "training"])
 def test_children_of_a_killed_supervisor_end_by_themselves(tmp_path, moment):
     run_dir = tmp_path / "run"

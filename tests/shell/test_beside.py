@@ -15,7 +15,7 @@ import pytest
 
 from e2e.processes import until
 from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
-from skerry.core.messages import Contribution, Pull, Rejected, Report
+from skerry.core.messages import Contribution, Hello, Pull, Rejected, Report
 from skerry.errors import ConfigError
 from skerry.shell import beside
 from skerry.shell.learner import node_kind
@@ -173,22 +173,36 @@ TRAINER = """
     from skerry.node.training import ByHand
     from skerry.shell.learner import LearnerShell
     shell = LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), "127.0.0.1", int(sys.argv[1]), None, "process")
-    shell.start(60.0)
     print(shell.beside.pid, flush=True)
+    shell.start(600.0)
     while True:
         shell.step(10)
 """
 
 
-def test_a_trainer_that_is_killed_takes_its_node_with_it(hand):
-    syncer = at_once(hand.take_in)
+@pytest.fixture
+def trainer(hand):
+    """A program of somebody's that joins, in a process of its own."""
     words = [sys.executable, "-c", textwrap.dedent(TRAINER), str(hand.server.port), ":".join(sys.path)]
-    trainer = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_trainer_that_is_killed_takes_its_node_with_it(hand, trainer):
     node = int(trainer.stdout.readline())
-    assert is_over(syncer)
+    hand.take_in()
     trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
+    until(lambda: is_gone(node), "the node to end")
+    hand.hear(Lost)
+
+
+def test_one_that_is_told_to_end_while_it_waits_to_join_does_and_takes_its_node_with_it(hand, trainer):
+    """It has no handler of its own, and none of ours: the signal ends it, whatever it waits for."""
+    node = int(trainer.stdout.readline())
+    hand.hear(Hello)
+    trainer.terminate()
+    assert trainer.wait(WAIT_S) == -signal.SIGTERM
     until(lambda: is_gone(node), "the node to end")
     hand.hear(Lost)
 
