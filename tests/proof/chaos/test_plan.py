@@ -150,7 +150,7 @@ def test_times_may_be_many_and_spans_drawn(plan):
     ("change", "says"),
     [
         (("kill", "kil"), "plan.toml, fault 1: kind = 'kil': unknown kind 'kil': did you mean kill?"),
-        (('"kill"', "3"), "plan.toml, fault 1: kind = 3: unknown kind 3: known are kill, stop, slow"),
+        (('"kill"', "3"), "plan.toml, fault 1: kind = 3: unknown kind 3: known are kill, kill_node, stop, slow"),
         (('kind = "kill"', "kinds = []"), "plan.toml, fault 1: kinds = []: write a list of kinds"),
         (('kind = "kill"\n', ""), "plan.toml, fault 1: write either kind or kinds; none is given"),
         (('target = "learner"\n', ""), 'plan.toml, fault 1: target is missing: it must be "learner"'),
@@ -193,7 +193,9 @@ def test_the_table_that_is_wrong_is_the_one_that_is_named(refused):
     assert line.startswith("plan.toml, fault 2: kind = 'klil'")
 
 
-@pytest.mark.parametrize(("kind", "target"), [("slow", "syncer"), ("disk_full", "learner"), ("disk_full", "all")])
+@pytest.mark.parametrize(
+    ("kind", "target"), [("slow", "syncer"), ("kill_node", "syncer"), ("disk_full", "learner"), ("disk_full", "all")]
+)
 def test_faults_that_a_target_cannot_have(refused, kind, target):
     text = GOOD.replace("kill", kind).replace('"learner"', f'"{target}"')
     assert f"target = '{target}': " in refused(text) and "only" in refused(text)

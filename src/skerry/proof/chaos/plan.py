@@ -31,9 +31,10 @@ FROM, TO = 0.05, 0.95
 LEARNERS_MAX = 64
 
 LINK = ("partition", "half_open", "delay", "bandwidth", "drop", "corrupt", "truncate")
-KINDS = ("kill", "stop", "slow", "disk_full", *LINK)
+KINDS = ("kill", "kill_node", "stop", "slow", "disk_full", *LINK)
+KILLS = ("kill", "kill_node")  # of a learner: its next life begins with what the syncer has
 ENDS_PROCESS = ("kill", "disk_full")  # its target is away until the next process is started
-MOMENTARY = ("drop", "corrupt", "truncate")
+MOMENTARY = ("kill_node", "drop", "corrupt", "truncate")
 GENTLE = ("slow", "delay", "bandwidth")  # things go on, only slower
 DIRECTED = ("half_open", "corrupt", "truncate")  # in a direction that is drawn if the plan names none
 NEEDS = {"slow": "speed", "delay": "delay_s", "bandwidth": "mbit"}
@@ -158,8 +159,8 @@ def _target(reader: _Reader, kinds: tuple[str, ...]) -> str:
     if not isinstance(target, str) or (target not in ("learner", "half", "all", "syncer") and _index(target) is None):
         raise reader.wrong("target", legal)
     for kind in kinds:
-        if target == "syncer" and kind == "slow":
-            raise reader.wrong("target", "slow takes learners only")
+        if target == "syncer" and kind in ("slow", "kill_node"):
+            raise reader.wrong("target", f"{kind} takes learners only")
         if target != "syncer" and kind == "disk_full":
             raise reader.wrong("target", 'disk_full takes "syncer" only')
     return target
@@ -301,7 +302,7 @@ class _Diary:
         is_climate = fault.kind in GENTLE and line.target in ("all", "syncer")
         targets = self._targets(line.target, fault, source)
         is_drawn = line.target == "learner" and len(self.learners) > 1
-        if is_drawn or (fault.kind == "kill" and line.target not in ("all", "syncer")):
+        if is_drawn or (fault.kind in KILLS and line.target not in ("all", "syncer")):
             undisturbed = [name for name in self.learners if name not in targets and self._is_free(name, fault)]
             targets = targets if undisturbed else []
         for target in targets:
@@ -332,4 +333,4 @@ class _Diary:
 
 
 def _free_at(fault: Fault) -> float:
-    return fault.at_s + fault.for_s + (RETURN_S if fault.kind == "kill" else GUARD_S)
+    return fault.at_s + fault.for_s + (RETURN_S if fault.kind in KILLS else GUARD_S)

@@ -23,7 +23,7 @@ from skerry.core.facts import Decision, Injected
 from skerry.core.ledger import MERGED
 from skerry.core.state import RunState
 from skerry.core.vocabulary import Sight
-from skerry.proof.chaos.plan import ENDS_PROCESS
+from skerry.proof.chaos.plan import ENDS_PROCESS, KILLS
 from skerry.run import summary
 from skerry.run.facts import Stamped, entries_of
 from skerry.run.tally import Tally, back_at, end_of
@@ -31,7 +31,7 @@ from skerry.store.store import Store
 
 REPORT = "chaos.json"
 NEVER = math.inf
-INTERRUPTS = ("kill", "stop", "partition", "half_open", "drop", "corrupt", "truncate")
+INTERRUPTS = (*KILLS, "stop", "partition", "half_open", "drop", "corrupt", "truncate")
 SYNCER_AWAY = (*ENDS_PROCESS, "stop")
 STEP_GAP_S = 5.0  # beyond what its pace and its stops explain: a learner that waited
 KEPT = (
@@ -131,7 +131,7 @@ def _learner(t: Tally, name: str, rate: float) -> _Learner:
     window = (t.training_at or end_of(t), end_of(t))
     mine = [fault for fault in t.injected if fault.target == name]
     stops = [(fault.at, fault.until) for fault in mine if fault.kind == "stop"]
-    deaths = [(fault.at, back_at(t, name, fault.at)) for fault in mine if fault.kind == "kill"]
+    deaths = [(fault.at, back_at(t, name, fault.at)) for fault in mine if fault.kind in KILLS]
     cut = [(fault.at, fault.until) for fault in mine if fault.kind in INTERRUPTS]
     not_live = [*_away(t, name, window), *stops]
     slowed_s = sum((1 - _speed(f)) * _length([(f.at, f.until)], window) for f in mine if f.kind == "slow")
@@ -149,7 +149,7 @@ def _learner(t: Tally, name: str, rate: float) -> _Learner:
 def _away(t: Tally, name: str, window: Span) -> list[Span]:
     """When it was not seen to step: from a kill or the loss of its link to the first step after it."""
     events = [(at, seen.what == "stepping") for at, seen in t.witnessed if seen.learner == name]
-    events += [(fault.at, False) for fault in t.injected if fault.target == name and fault.kind == "kill"]
+    events += [(fault.at, False) for fault in t.injected if fault.target == name and fault.kind in KILLS]
     spans, since = [], window[0]
     was_stepping = False
     for at, is_stepping in sorted(events):
@@ -205,9 +205,9 @@ def _recovery(t: Tally, fault: Injected) -> dict[str, float]:
     before = min((f.at for f in t.injected if f.target == name and f.at > fault.at), default=NEVER)
     lost = _first(_witnessed(t, name, "lost"), fault.at, before)
     back = _first((at for at, life in t.lives if life.learner == name), fault.at, NEVER)
-    since = max(fault.until, lost or 0.0, back if back and fault.kind == "kill" else 0.0)
+    since = max(fault.until, lost or 0.0, back if back and fault.kind in KILLS else 0.0)
     stages = {"detected": lost - fault.at} if lost else {}
-    was_cut = lost or fault.kind == "kill" or any(fault.at < at < fault.until for at, _ in t.epochs)
+    was_cut = lost or fault.kind in KILLS or any(fault.at < at < fault.until for at, _ in t.epochs)
     if was_cut and (stepping := _first(_witnessed(t, name, "stepping"), since, before)):
         stages["stepping"] = stepping - fault.until
     if merged := _first((at for at, decision in t.merges if name in _contributors(decision)), since, before):

@@ -10,6 +10,8 @@ as well, so that whoever reads the run later knows what was done to it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import signal
 import time
@@ -28,6 +30,7 @@ from skerry.store.store import Store
 
 FAULTS = "faults.jsonl"
 LAST_WORDS_BYTES = 4096  # what a syncer without disk may still write to its log
+NODE = b"skerry.shell.companion"  # on the command line of a process beside a learner
 
 
 @dataclass
@@ -102,7 +105,7 @@ class ChaosRun(LocalRun):
 
     def _strike(self, fault: Fault) -> bool:
         match fault.kind:
-            case "kill" | "stop" | "disk_full":
+            case "kill" | "kill_node" | "stop" | "disk_full":
                 return self._strike_process(fault)
             case "slow":
                 _write_pace(self.pace_file(fault.target), float(fault.parameters["speed"]))
@@ -123,8 +126,10 @@ class ChaosRun(LocalRun):
         match fault.kind:
             case "kill":
                 child.kill(fault.for_s)
+            case "kill_node":
+                return _signal(_nodes_of(child.process.pid), signal.SIGKILL)
             case "stop":
-                child.process.send_signal(signal.SIGSTOP)
+                _signal([child.process.pid, *_nodes_of(child.process.pid)], signal.SIGSTOP)
             case "disk_full":
                 child.excused_s = fault.for_s
                 _fill_disk(child.process.pid, child.log)
@@ -140,7 +145,7 @@ class ChaosRun(LocalRun):
         if fault.kind == "stop":
             process = self.child(fault.target).process
             assert process is not None
-            process.send_signal(signal.SIGCONT)
+            _signal([process.pid, *_nodes_of(process.pid)], signal.SIGCONT)
         elif fault.kind == "slow":
             self.pace_file(fault.target).unlink(missing_ok=True)
         elif fault.kind in LINK:
@@ -188,6 +193,25 @@ def _write_pace(file: Path, share: float) -> None:
     temporary = file.with_suffix(".tmp")
     temporary.write_text(f"{share}\n")
     temporary.replace(file)  # the learner reads all of it or nothing
+
+
+def _nodes_of(pid: int) -> list[int]:
+    """The process beside a learner, if it has one: where the machine stops, it stops too."""
+    with contextlib.suppress(OSError):  # it has ended, or this system has no such files: then nodes are threads
+        files = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [int(word) for file in files for word in file.read_text().split()]
+        return [child for child in children if NODE in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return []
+
+
+def _signal(pids: Iterable[int], number: int) -> bool:
+    """Whether there was somebody to signal."""
+    is_there = False
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            is_there = True
+    return is_there
 
 
 def _fill_disk(pid: int, log: Path) -> None:

@@ -199,7 +199,7 @@ class Faults:
     def _on_learner(self, fault: Fault, process: LearnerProcess) -> None:
         world, name, parameters = self.world, process.name, fault.parameters
         match fault.kind:
-            case "kill":
+            case "kill" | "kill_node":  # the whole learner is one process here
                 world.kill(process, fault.for_s)
             case "stop":
                 process.paused_until = world.now + fault.for_s
