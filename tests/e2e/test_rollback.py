@@ -83,7 +83,7 @@ def test_a_run_is_rolled_back_and_trained_to_its_end(run_dir):
 
 def test_a_learner_that_lives_through_a_rollback_gives_up_what_it_learned_and_goes_on(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    with Syncer(tmp_path, "--store.keep_every", "5") as first, Island(first.port) as island:
+    with Syncer(tmp_path, "--store.keep_every", "5", "--store.record", "full") as first, Island(first.port) as island:
         until(lambda: has_kept(first.run_dir), "a kept version")
         first.signal(signal.SIGTERM)
         assert first.wait() == 0, first.said
