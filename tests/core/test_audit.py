@@ -297,7 +297,7 @@ def test_i2_a_discard_of_nothing_or_on_no_fragment():
         {"gain": 0.5},  # nobody has missed a version
         {"gain": math.nan},
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_i3_what_a_merge_may_be(changes):
     changes = {name: value() if callable(value) else value for name, value in changes.items()}
