@@ -144,11 +144,7 @@ def _encode_int4(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 7, code = round(x / scale) + 8; byte j holds elements j (low) and j + 64 (high)."""
     bits = x.view(np.uint32)
     for b in range(scales.size):
-        words = bits[b * BLOCK : (b + 1) * BLOCK]
-        top = np.uint32(0)
-        for j in range(BLOCK):
-            top = max(top, np.uint32(words[j] & SIGN_OFF))
-        scale, inverse = _block_scale(top, np.float32(7))
+        scale, inverse = _block_scale(_top_bits(bits[b * BLOCK : (b + 1) * BLOCK]), np.float32(7))
         scales[b] = scale
         low = x[b * BLOCK : b * BLOCK + HALF]
         high = x[b * BLOCK + HALF : (b + 1) * BLOCK]
@@ -553,7 +549,7 @@ def _top_bits(bits: Array) -> np.uint32:
     return top
 
 
-# The outer step and what it publishes, over elements [lo, hi). All that is made on the way stays in cache.
+# The outer step and what it publishes, over rows [row_lo, row_hi). All that is made on the way stays in cache.
 
 
 @njit(cache=True, nogil=True)

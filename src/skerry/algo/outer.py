@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from skerry.algo import codecs, digests, kernels
 from skerry.algo.codecs import U8
-from skerry.algo.digests import FACTORS, as_bytes
 from skerry.algo.fragments import F32, ROW
 from skerry.algo.kernels import NONE, Array, check_flat, frozen, over_rows
 
@@ -126,11 +125,11 @@ def adopt(codec: str, payload: Array, theta_old: F32 | None, threads: int = 1, o
     found: list[tuple[np.uint64, np.uint32]] = []  # appended to from any thread
 
     def work(row_lo: int, row_hi: int) -> None:
-        found.append(kernels.adopt(*source, before, theta_new, FACTORS, row_lo, row_hi))
+        found.append(kernels.adopt(*source, before, theta_new, digests.FACTORS, row_lo, row_hi))
 
     over_rows(work, -(-size // ROW), threads)
     totals, tops = zip(*found, strict=True)
-    return Adopted(theta_new, as_bytes(sum(map(int, totals))), max(tops) < kernels.INFINITY_BITS)
+    return Adopted(theta_new, digests.as_bytes(sum(map(int, totals))), max(tops) < kernels.INFINITY_BITS)
 
 
 def is_multiple(version: int, period: int) -> bool:

@@ -25,7 +25,7 @@ from skerry.shell.home import OnHost, node_threads
 from skerry.shell.memory import SharedMemory
 from skerry.shell.node import NodeLoop
 
-LAST_TURN_S = 0.5  # for what is under way when the trainer is gone
+ENDING_S = 0.5  # for what is under way when the trainer is gone
 
 log = logging.getLogger("skerry.learner")
 
@@ -76,7 +76,7 @@ class Post:
         while not self._channel.is_over:
             self._hear()
             self.wake()
-        time.sleep(LAST_TURN_S)
+        time.sleep(ENDING_S)
         os._exit(0)
 
     def _hear(self) -> None:
