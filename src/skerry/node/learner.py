@@ -38,12 +38,12 @@ from skerry.core.events import (
     SayHello,
     SendReport,
     Snapshot,
+    Spare,
     Spoiled,
     Taken,
     Told,
     Unusable,
 )
-from skerry.core.events import Spare as SpareOrder
 from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import (
     FULL,
@@ -71,8 +71,8 @@ from skerry.node.mailbox import (
     News,
     Passed,
     Record,
-    Spare,
     Took,
+    Waive,
     Want,
 )
 from skerry.node.observers import UNWATCHED, LearnerObserver
@@ -423,10 +423,10 @@ class LearnerNode:
                 self._report()
             case Snapshot():
                 self._want(action)
-            case SpareOrder():
+            case Spare():
                 del self._wanted[action.fragment]
                 self._unsaid.pop(action.fragment, None)
-                self._mailbox.send(Spare(action.fragment))
+                self._mailbox.send(Waive(action.fragment))
             case Contribute():
                 began = self.clock()
                 outcome = self._contribute(action, brought.snapshots[action.fragment])

@@ -72,7 +72,7 @@ class Want(Record, frozen=True):
     order: int
 
 
-class Spare(Record, frozen=True):
+class Waive(Record, frozen=True):
     """Take no snapshot of the fragment, whatever was ordered before."""
 
     fragment: int
@@ -139,7 +139,7 @@ class Closed(Record, frozen=True):
     limit_s: float | None
 
 
-NodeRecord = Begun | News | Want | Spare | Change | Freed | Left
+NodeRecord = Begun | News | Want | Waive | Change | Freed | Left
 TrainingRecord = Passed | Closed
 
 

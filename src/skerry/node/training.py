@@ -30,8 +30,8 @@ from skerry.node.mailbox import (
     News,
     Passed,
     Record,
-    Spare,
     Took,
+    Waive,
     Want,
 )
 
@@ -239,7 +239,7 @@ class TrainingHalf:
                 self._news = record
             case Want():
                 self._wanted[record.fragment] = record
-            case Spare():
+            case Waive():
                 self._wanted.pop(record.fragment, None)
             case Change():
                 self._changes.append(record)
