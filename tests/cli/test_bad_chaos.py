@@ -64,6 +64,8 @@ def refused(folder, capsys):
         (["good.toml", "--out", "taken"], "--out taken: is there already"),
         (["good.toml", "--data", "nowhere"], "nowhere"),
         (["good.toml", "--mintues", "2"], "did you mean --minutes?"),
+        (["good.toml", "--run.evaluate_every", "0.1"], "run.evaluate_every = 0.1: evaluating would take time from"),
+        (["table", "--run.evaluate_every", "0.1"], "is measured here: give --run.evaluate_every 0"),
     ],
 )
 def test_a_chaos_command_nobody_can_run(refused, words, says):

@@ -114,7 +114,7 @@ def _checked(
     if not options.twin_s >= 0:
         raise Refusal(f"--twin-s {options.twin_s}: must be 0 or more seconds")
     cli.need("torch", "torch", "the built-in trainer")
-    config = train.config_of(options, overrides)
+    config = train.measured_config_of(options, overrides)
     return plan, config, train.speeds_of(options.speeds, config.run.learners), train.fresh_dir(options.out, "chaos")
 
 

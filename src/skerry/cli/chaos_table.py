@@ -95,7 +95,7 @@ def _checked(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     if not options.seconds >= SECONDS_MIN:
         raise Refusal(f"--seconds {options.seconds:g}: must be {SECONDS_MIN:g} or more")
     options.minutes = (WARM_S + 2 * options.seconds + SPARE_S) / 60
-    config = train.config_of(options, overrides)
+    config = train.measured_config_of(options, overrides)
     if config.run.minutes != options.minutes:
         raise Refusal(f"run.minutes = {config.run.minutes:g}: a row's length is set with --seconds")
     if config.run.learners < 2:

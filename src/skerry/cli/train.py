@@ -155,6 +155,17 @@ def config_of(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> 
     return config
 
 
+def measured_config_of(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> configs.Config:
+    """Of a run whose speed is measured: who evaluates it beside that would take cores from what is compared."""
+    config = config_of(options, overrides)
+    if config.run.evaluate_every:
+        raise Refusal(
+            f"run.evaluate_every = {config.run.evaluate_every:g}: evaluating would take time from the run that is "
+            "measured here: give --run.evaluate_every 0"
+        )
+    return config
+
+
 def _count(speeds: str | None) -> int | None:
     return len(speeds.split(",")) if speeds else None
 
