@@ -13,6 +13,8 @@ from e2e.processes import Puppet, Syncer, until, write_genesis
 from node.pair import config_of
 from shell.test_syncer import Serving, train
 from skerry.cli import status as command
+from skerry.core.facts import Evaluated
+from skerry.run.evaluations import EVALUATIONS, keep, put_on_tape
 from skerry.run.genesis import create_run, read_genesis
 from skerry.store import Store
 from skerry.store.lock import LOCK
@@ -88,6 +90,36 @@ def test_a_served_run_is_shown_alike_by_its_directory_and_over_the_wire(tmp_path
             (line,) = [line for line in shown.splitlines() if line.startswith("puppet")]
             assert line.split()[1] == "1" and "–" in line.split()  # it has no loss to tell
             assert TOKEN not in shown + json.dumps(record)
+
+
+def test_the_newest_evaluation_is_shown_while_the_run_goes_and_after_its_end(tmp_path, look):
+    first, newest = (Evaluated((3, 3), share, 2000, {"loss": loss}, 1e9) for share, loss in ((0.25, 3.0), (0.5, 2.5)))
+    with Serving(tmp_path, steps=12) as serving:
+        until(lambda: (serving.run_dir / "status.json").exists(), "a status")
+        assert "evaluated" not in look(serving.run_dir)[1]
+        for one in (first, newest):
+            keep(serving.run_dir, one)
+        for target in (serving.run_dir, f"127.0.0.1:{serving.port}"):
+            until(lambda target=target: "evaluated" in look(target)[1], "an evaluation in the status")
+            says_the_newest(*look(target))
+        assert train(serving.port) == "done" and serving.ended() == "closed"
+    says_the_newest(*look(serving.run_dir))
+    put_on_tape(serving.run_dir)
+    assert not (serving.run_dir / EVALUATIONS).exists()
+    says_the_newest(*look(serving.run_dir))
+
+
+def says_the_newest(shown, record):
+    assert record["evaluated"] == {"progress": 0.5, "tokens": 1000.0, "figures": {"loss": 2.5}, "at": 1e9}
+    assert "evaluated loss 2.5 at 50.0 % of the budget, 1,000 tokens merged, " in plain(shown)
+
+
+def test_a_file_of_evaluations_that_cannot_be_read_hides_nothing_else(tmp_path, look):
+    with Syncer(tmp_path) as syncer:
+        (syncer.run_dir / EVALUATIONS).write_bytes(b"[]\n")
+        syncer.signal(signal.SIGTERM)
+        assert syncer.wait() == 0
+    assert look(syncer.run_dir)[1]["serving"] == "paused"
 
 
 def test_a_syncer_that_died_is_not_shown_as_living(tmp_path, look):

@@ -16,6 +16,7 @@ from skerry.cli import live
 from skerry.errors import NoAnswer, Refusal, one_line
 from skerry.run.status import status_of
 from skerry.shell.address import parse_address, read_token
+from skerry.shell.evaluate import figures_told
 from skerry.shell.local import LOCAL
 from skerry.text import counted, lasting, size
 from skerry.wire.inquiry import ask_status
@@ -26,6 +27,7 @@ SAID = {  # by the rows below, or of no use to a person who looks once
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
     "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s", "disk",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
+    "evaluated",
 }  # fmt: skip
 
 
@@ -84,6 +86,8 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
     yield "progress", _progress(r)
     if over := live.over_budget(r):
         yield "over budget", over
+    if found := r.get("evaluated"):
+        yield "evaluated", _evaluated(found)
     rounds = f", {counted(r['rounds_open'], 'round')} open" if "rounds_open" in r else ""
     mean = f" with {r['contributors_mean']:.2f} contributors on average" if r["merges"] else ""
     yield "merges", f"{r['merges']:,}{mean}{rounds}"
@@ -141,6 +145,12 @@ def _progress(r: dict[str, Any]) -> str:
     is_under_way = r["serving"] == "served" and 0 < spent < 1
     left = f", about {lasting(elapsed_s * (1 - spent) / spent)} left" if is_under_way and elapsed_s else ""
     return f"{r['phase']}: {100 * spent:.1f} %{of} after {lasting(elapsed_s)} of training{left}"
+
+
+def _evaluated(found: dict[str, Any]) -> str:
+    ago = lasting(max(0.0, time.time() - found["at"]))
+    share = f"{100 * found['progress']:.1f} % of the budget"
+    return f"{figures_told(found['figures'])} at {share}, {found['tokens']:,.0f} tokens merged, {ago} ago"
 
 
 def _tokens(tokens: dict[str, Any]) -> str:

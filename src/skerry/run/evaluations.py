@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from skerry.algo.fragments import F32
 from skerry.core.facts import Evaluated
-from skerry.core.state import KeptVersion, RunState
+from skerry.core.state import KeptVersion, RunState, decode_fact
 from skerry.errors import StoreError
 from skerry.run import last_words
 from skerry.run.export import read_model
@@ -75,6 +75,26 @@ def waiting(root: Path) -> list[Evaluated]:
         return []
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(f"{path}: cannot be read ({error}): mend it, or take it away") from None
+
+
+def newest(root: Path) -> dict[str, Any] | None:
+    """What was found last and is not on the tape yet, for a status; that it cannot be read is for `waiting` to say."""
+    try:
+        return shown(msgspec.json.decode((root / EVALUATIONS).read_bytes().splitlines()[-1], type=Evaluated))
+    except (OSError, IndexError, msgspec.DecodeError):
+        return None
+
+
+def newest_on_tape(records: Sequence[bytes]) -> dict[str, Any] | None:
+    """Likewise among the records of a tape, which has it once the run is closed."""
+    facts = (decode_fact(record) for record in reversed(records))
+    return next((shown(fact) for fact in facts if isinstance(fact, Evaluated)), None)
+
+
+def shown(found: Evaluated) -> dict[str, Any]:
+    """As people count: tokens instead of tokens x fragments. A file may say anything, and a syncer must outlive it."""
+    tokens = found.tokens / max(1, len(found.versions))
+    return {"progress": found.progress, "tokens": tokens, "figures": found.figures, "at": found.at}
 
 
 def put_on_tape(root: Path) -> None:

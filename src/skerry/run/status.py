@@ -17,6 +17,7 @@ from skerry.core.facts import Checkpointed, Evaluated, Paused, PhaseChanged, Pru
 from skerry.core.state import decode_fact
 from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
+from skerry.run import evaluations
 from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
 from skerry.store.store import Store
@@ -37,6 +38,7 @@ def status_of(root: Path) -> dict[str, Any]:
         said_at = _closed_at(store) if state.phase == "closed" else store.tape.committed_at
         is_paused = _is_paused(store.records)
         warning = cut_off(store, state)
+        evaluated = evaluations.newest(root) or evaluations.newest_on_tape(store.records)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
     if state.phase == "closed":
         serving = "closed"
@@ -47,6 +49,8 @@ def status_of(root: Path) -> dict[str, Any]:
     record = telemetry.recorded(state, said_at) | _about(serving, syncer, supervisor, said_at)
     if serving == "starting":
         record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
+    if evaluated is not None:
+        record["evaluated"] = evaluated
     return record | ({"warning": warning} if warning else {})
 
 

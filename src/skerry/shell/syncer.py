@@ -23,6 +23,7 @@ from skerry.node.log import Written
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode, Work
 from skerry.node.turns import LINE_MAX, SyncerDriver
+from skerry.run import evaluations
 from skerry.run.room import DiskWatch
 from skerry.shell.workers import Workers
 from skerry.store.store import Store
@@ -145,6 +146,8 @@ class SyncerShell:
         self.disk.look(time.monotonic())
         if self.disk.short is not None:
             record["disk"] = self.disk.short._asdict()
+        if evaluated := evaluations.newest(self.root):
+            record["evaluated"] = evaluated
         record["threads"] = {t.native_id: t.name for t in threading.enumerate() if t.native_id}  # whose CPU is whose
         status = msgspec.json.encode(record)
         self.server.show(status)
