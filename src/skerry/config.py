@@ -31,7 +31,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     seed: int = 0
     learners: int = 4  # how many can exist at once (M)
     tokens: int = 0
-    steps: int = 0  # inner steps per learner, on average over `learners`
+    steps: int = 0  # inner steps per learner, on average over `learners`; like tokens, those that are not discarded
     minutes: float = 0.0
     evaluate_every: float = 0.0  # share of the budget from one evaluation beside the run to the next; 0: none
 

@@ -449,6 +449,9 @@ def test_i5_a_fold_that_is_not_what_was_folded():
     def merged(state):
         state.ledger.merged += 1
 
+    def discarded(state):
+        state.ledger.discarded_steps += 1
+
     def settled(state):
         account = state.ledger.accounts["a/1"]
         account.settled[0].step += 1
@@ -468,7 +471,8 @@ def test_i5_a_fold_that_is_not_what_was_folded():
     def fragments(state):
         state.ledger.accounts["a/1"].settled.pop()
 
-    for change in (version, digest, epoch, merged, settled, went_back, progress, lives, stranger, fragments):
+    changes = (version, digest, epoch, merged, discarded, settled, went_back, progress, lives, stranger, fragments)
+    for change in changes:
         state = fold(clean()[:RESTORE])
         change(state)
         line = only_line(audited([*clean()[:RESTORE], state]))

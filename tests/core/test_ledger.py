@@ -47,8 +47,10 @@ def test_balance_holds_and_rows_tile(moves):
         ledger.check()
     totals = ledger.totals()
     assert totals.merged == counted[MERGED] * TOKENS
-    assert sum(totals.discarded.values()) == sum(counted[f] for f in FATES if f != MERGED) * TOKENS
+    discarded = sum(counted[fate] for fate in FATES if fate != MERGED)
+    assert sum(totals.discarded.values()) == discarded * TOKENS and ledger.discarded_steps == discarded
     assert totals.produced == totals.merged + sum(totals.discarded.values()) + totals.pending
+    assert ledger.kept.tokens == ledger.kept.steps * TOKENS == totals.merged + totals.pending
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))

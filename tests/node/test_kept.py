@@ -187,9 +187,10 @@ def test_nothing_that_was_learned_before_a_rollback_is_in_the_model_after_it(tmp
             np.testing.assert_allclose(pair.master(p), start[p] + work, atol=4e-3)
 
 
-def test_work_done_alone_during_a_rollback_spends_no_tokens(tmp_path):
+@pytest.mark.parametrize("budget", [{"steps": 0, "run": {"tokens": 2_000}}, {"steps": 250}])
+def test_work_done_alone_during_a_rollback_spends_no_budget(tmp_path, budget):
     """It is given up, so what was left of the budget is left, however long the learner trained meanwhile."""
-    with pair_of(tmp_path, 0.25, steps=0, run={"tokens": 2_000}) as pair:
+    with pair_of(tmp_path, 0.25, **budget) as pair:
         loop = pair.join("a")
         pair.until(lambda: len(kept_in(pair)) == 2)
         rolled_back(pair, 1)

@@ -158,6 +158,9 @@ class Audit:
         mine, said = state.ledger, fact.ledger
         sums, sums_said = (mine.merged, mine.discarded), (said.merged, said.discarded)
         self._demand(sums == sums_said, "I5", "settled are {}, the facts before it say {}", sums_said, sums)
+        steps, steps_said = mine.discarded_steps, said.discarded_steps
+        is_told = steps_said in (0, steps)  # the first builds of this format did not count them
+        self._demand(is_told, "I5", "steps discarded are {}, the facts before it say {}", steps_said, steps)
         if self._books(said, len(state.fragments)):
             self._accounts(fact, mine, said)
         self._adopt(fact)

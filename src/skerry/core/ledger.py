@@ -8,6 +8,7 @@ Positions only grow. The ledger knows nothing of rounds, versions or messages.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -50,6 +51,13 @@ class Totals(Struct):
         return self.produced - self.merged - sum(self.discarded.values()) - self.pending
 
 
+class Work(NamedTuple):
+    """Some of it, each times the fragments it was done on."""
+
+    steps: int = 0
+    tokens: int = 0
+
+
 class Ledger(Struct):
     """The accounts of all lives; keys are "learner/life" so that the whole is plain data."""
 
@@ -59,6 +67,13 @@ class Ledger(Struct):
     produced: int = 0  # running sums, in tokens x fragments
     merged: int = 0
     discarded: dict[Fate, int] = field(default_factory=dict)
+    discarded_steps: int = 0  # steps x fragments
+
+    @property
+    def kept(self) -> Work:
+        """What is merged, or may still be."""
+        steps = self.steps * self.fragment_count - self.discarded_steps
+        return Work(steps, self.produced - sum(self.discarded.values()))
 
     def account(self, learner: str, life: int) -> Account:
         key = f"{learner}/{life}"
@@ -105,6 +120,7 @@ class Ledger(Struct):
                 self.merged += row.tokens
             else:
                 self.discarded[row.fate] = self.discarded.get(row.fate, 0) + row.tokens
+                self.discarded_steps += row.steps
 
     def _raise(self, account: Account, step: int, tokens: int) -> None:
         self.steps += max(0, step - account.step)

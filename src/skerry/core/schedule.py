@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from skerry.config import Config, Run, Sync
 from skerry.core.facts import Row
-from skerry.core.ledger import MERGED, Ledger
+from skerry.core.ledger import MERGED, Ledger, Work
 from skerry.core.state import RunState
 from skerry.core.vocabulary import Stage
 
@@ -28,20 +28,21 @@ class Recipe(NamedTuple):
     restart: int = 0
 
 
+NOTHING = Work()
 PLAIN = Recipe("mean", "sgd", 1.0, 0.0)  # the model moves to where the learners are
 
 
-def spent_at(run: Run, ledger: Ledger, elapsed_s: float, given_up: int = 0) -> float:
-    """Share of the budget that is spent: of the time, of the tokens produced and not discarded, or of the steps.
+def spent_at(run: Run, ledger: Ledger, elapsed_s: float, given_up: Work = NOTHING) -> float:
+    """Share of the budget that is spent: of the time, or of the tokens or steps that were taken and not discarded.
 
-    `given_up` is, in tokens x fragments, what will be discarded and is not booked so yet.
+    `given_up` is what will be discarded and is not booked so yet.
     """
     if run.minutes:
         return elapsed_s / (60 * run.minutes)
+    kept, count = ledger.kept, ledger.fragment_count
     if run.tokens:
-        kept = ledger.produced - sum(ledger.discarded.values()) - given_up
-        return kept / (run.tokens * ledger.fragment_count)
-    return ledger.steps / (run.steps * run.learners)
+        return (kept.tokens - given_up.tokens) / (run.tokens * count)
+    return (kept.steps - given_up.steps) / (run.steps * run.learners * count)
 
 
 def over_budget(run: Run, ledger: Ledger) -> float:

@@ -559,7 +559,7 @@ class SyncerMachine:
         return self.state.progress
 
     def _measure_progress(self) -> None:
-        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s, self.forgone.tokens(self.state.ledger))
+        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s, self.forgone.work(self.state.ledger))
         self.state.progress = max(self.state.progress, min(1.0, spent))
 
     @property
