@@ -107,10 +107,10 @@ def test_the_workers_of_a_simulation_that_is_killed_end_by_themselves(tmp_path):
     until(lambda: not any(map(is_running, workers)), "the workers to end")
 
 
-def workers_of(pid):
-    """Processes that were spawned to work for this one."""
+def workers_of(pid, named=b"spawn_main"):
+    """Processes that were spawned to work for this one, by what stands on their command lines."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in children if named in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_sigterm_lets_a_lone_learner_hand_over_its_work_and_leave(tmp_path):
@@ -140,6 +140,24 @@ def test_sigterm_ends_a_learner_that_waits_for_a_syncer_in_one_line(tmp_path):
         assert learner.wait() == 0, learner.said
     assert learner.said.count("interrupted before it had joined; the same command tries again\n") == 1
     assert json.loads(learner.out.read_text()) == {"learner": "early", "run": None}
+
+
+def test_sigterm_ends_a_learner_whose_node_died_while_no_syncer_is_there(tmp_path):
+    """It has trained, so the loop would answer the signal; but it waits for ever for the run's model."""
+    options = ["--run.steps=100000", "--run.learners=1", "--model.preset=tiny", "--learner.step_s=0.05"]
+    (tmp_path / "learner").mkdir()
+    with Running(tmp_path, "syncer", "--run", tmp_path / "run", "--port", "0", *options) as syncer:
+        status = until(lambda: status_of(tmp_path / "run"), "the syncer to come up")
+        with Running(tmp_path / "learner", "learner", "--syncer", status["address"], "--name", "lone") as learner:
+            until(lambda: status_of(tmp_path / "run")["merges"], "a merge")
+            syncer.signal(signal.SIGKILL)
+            syncer.wait()
+            (node,) = workers_of(learner.process.pid, b"skerry.shell.companion")
+            os.kill(node, signal.SIGKILL)
+            until(lambda: "another takes its place" in learner.said, "the learner to miss its node")
+            learner.signal(signal.SIGTERM)
+            assert learner.wait() == 0, learner.said
+    assert learner.said.count("interrupted before it had joined; the same command tries again\n") == 1
 
 
 @pytest.mark.parametrize("moment", ["joining", "training"])

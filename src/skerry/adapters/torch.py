@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Learner:
     happen at a step boundary happens in a process of its own beside this one, or with `node` = "thread" (SKERRY_NODE)
     in a thread, which takes time from the loop. Its bases and what it has not handed in are on the host, or with
     `state` = "device" (SKERRY_STATE) where the model is, which takes a thread; "auto" is the device if it has room.
+    `is_wanted` is asked while it waits to be taken in, at first or after its node has died; where it says no, that ends
+    with a `KeyboardInterrupt`.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Learner:
         join_timeout_s: float | None = None,
         node: str | None = None,
         state: str | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER", "")
         self._shell: LearnerShell | None = None
@@ -69,6 +73,7 @@ class Learner:
             port,
             read_token(file) if file else None,
             *placed(state, node, list(trainable(model).values())),
+            is_wanted,
         )
         try:
             self._shell.start(limit_s)

@@ -14,6 +14,7 @@ import os
 import queue
 import secrets
 import time
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -80,9 +81,10 @@ class LearnerShell:
         token: bytes | None,
         node: Kind = "thread",
         home: Home | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._who, self._carrier, self._node = Who(name, "", layout, host, port, token), carrier, node
-        self.home = home
+        self.home, self._is_wanted = home, is_wanted
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
         self._deaths: list[float] = []
@@ -101,10 +103,16 @@ class LearnerShell:
         return not self.training.has_heard and time.monotonic() - self._began_at < START_S_MAX
 
     def start(self, join_timeout_s: float) -> None:
-        """Wait until every fragment has a base and stands in the live parameters, or the run is over before that."""
+        """Wait until every fragment has a base and stands in the live parameters, or the run is over before that.
+
+        Whether it is wanted is asked here too: one whose node has died may wait for ever, and the loop that asks
+        otherwise waits with it.
+        """
         self._join_timeout_s = join_timeout_s
         patience = Patience(address_of(self._who.host, self._who.port), join_timeout_s)
         while self.training.must_stand and not self.beside.obituary:
+            if not self._is_wanted():
+                raise KeyboardInterrupt
             if self.training.is_linked or self._is_starting:
                 patience.refresh()
             patience.look(self.training.trouble or self.training.has_come)

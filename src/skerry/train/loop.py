@@ -78,6 +78,7 @@ def train(
         join_timeout_s=join_timeout_s,
         node=node,
         state=state,
+        is_wanted=wants_on,
     )
     with joining as learner:
         stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)
