@@ -96,6 +96,22 @@ def test_links_may_stand_in_the_file_alone(capsys, tmp_path):
     assert told == json.loads(out) and told["params"] == 5 * 10**9 and told["goodput"] < 1
 
 
+def test_memory_follows_where_learners_have_their_state(capsys, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(LINKS)
+    words = ("run", "--config", str(file))
+    usual = json.loads(run(capsys, *words, "--json")[1])["memory"]
+    moved = json.loads(run(capsys, *words, "--state", "device", "--json")[1])["memory"]
+    assert usual["learner_host"]["total"] > 8 * 5e9 > 8 * moved["learner_host"]["total"]
+    assert moved["learner_device"]["total"] > usual["learner_device"]["total"] + 8 * 5e9
+    assert moved["syncer"] == usual["syncer"]
+    file.write_text(LINKS + 'state = "device"\n')
+    assert json.loads(run(capsys, *words, "--json")[1])["memory"] == moved
+    file.write_text(LINKS + 'state = "auto"\n')
+    code, _, err = run(capsys, *words)
+    assert (code, err) == (2, f"skerry: {file}: plan.state = auto: give host or device\n")
+
+
 def test_an_option_wins_over_the_file(capsys, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(LINKS)

@@ -46,7 +46,7 @@ def started(tmp_path):
 @pytest.mark.parametrize("learner", [{}, {"residual": "theta"}, {"adopt": "overwrite"}])
 def test_a_learners_arrays(started, learner):
     pair, config = started(learner=learner)
-    told = needs.learner_memory(config, sizes(pair), rounds=3, burst=1)
+    told = needs.learner_memory(config, sizes(pair), rounds=3, burst=1)["host"]
     for loop in pair.loops.values():
         node = loop.node
         assert bytes_in(*node.bases) == told["bases"]
@@ -57,9 +57,40 @@ def test_a_learners_outstanding_contributions(started):
     pair, config = started(ticks=0)
     pair.tap = lambda learner, message, payload: (message, payload) if payload is None else None  # none gets through
     pair.until(lambda: pair.loops["learner-0"].node.outstanding)
-    told = needs.learner_memory(config, sizes(pair), rounds=1, burst=1)
+    told = needs.learner_memory(config, sizes(pair), rounds=1, burst=1)["host"]
     out = next(iter(pair.loops["learner-0"].node.outstanding.values()))
-    assert bytes_in(out.drift) + len(out.payload) == told["outstanding"]
+    assert (bytes_in(out.drift), len(out.payload)) == (told["drifts"], told["payloads"])
+
+
+def test_a_state_on_the_device_leaves_payloads_on_the_host():
+    """The figures of docs/ARCHITECTURE.md: 12 bytes of state a parameter and half a byte of payload."""
+    largest, config = 128 * 10**5, config_of(wire=INT4)
+    fragments, count = [largest] * 8, 8 * largest
+    on_host, on_device = (needs.learner_memory(config, fragments, 8, 1, state) for state in ("host", "device"))
+    assert sum(on_host["host"][part] for part in ("bases", "residuals", "drifts")) == 12 * count
+    assert (on_host["device"]["training"], on_host["device"]["cells"]) == (16 * count, 16 * largest)
+    assert on_device["host"].keys() == {"payloads", "staging", "total", "at_worst"}
+    assert on_device["host"]["total"] < 0.7 * count
+    for part in ("bases", "residuals", "drifts", "cells"):
+        assert on_device["device"][part] == on_host["host"][part]
+    assert on_device["device"]["total"] == on_device["device"]["at_worst"], "all of it is outstanding"
+
+
+@pytest.mark.parametrize("state", ["host", "device"])
+def test_at_worst_every_fragment_is_outstanding(state):
+    config, fragments = config_of(wire=INT4), [1280, 2560, 5120]
+    usual, worst = (needs.learner_memory(config, fragments, rounds, 1, state) for rounds in (1, 3))
+    more = usual["host"]["at_worst"] - usual["host"]["total"] + usual["device"]["at_worst"] - usual["device"]["total"]
+    assert more == 4 * (1280 + 2560) + payload_bytes("int4", 1280 + 2560)
+    for where in ("host", "device"):
+        assert worst[where]["at_worst"] == worst[where]["total"] >= usual[where]["at_worst"]
+
+
+def test_the_device_works_on_as_much_at_once_as_the_plan_says():
+    pytest.importorskip("torch")
+    from skerry.adapters import device, kernels
+
+    assert (needs.PIECE, needs.STAGING_BYTES) == (kernels.PIECE, device.STAGING_BYTES)
 
 
 def test_the_syncers_arrays(started):

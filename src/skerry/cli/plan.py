@@ -10,7 +10,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,7 @@ from skerry.algo.fragments import Layout
 from skerry.errors import Refusal
 from skerry.plan import bandwidth, layouts, paper
 from skerry.plan.forecast import report
+from skerry.plan.needs import State
 from skerry.plan.syncs import Failures, Island, RunPlan
 from skerry.run.genesis import read_layout
 from skerry.text import Kind, counted, size
@@ -195,7 +196,7 @@ def _run(words: Sequence[str]) -> int:
     p = cli.Parser(
         prog="skerry plan run",
         description="A configuration on concrete links. A list has one value for all learners, or one for each. All "
-        "from --genesis to --repair may stand in the file's table [plan] instead: mbit = [200, 200, 50]; options win.",
+        "from --genesis to --state may stand in the file's table [plan] instead: mbit = [200, 200, 50]; options win.",
         epilog="Any key of the configuration is an option: --sync.quorum 2",
     )
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file, as skerry syncer takes it, and [plan] in it")
@@ -209,13 +210,15 @@ def _run(words: Sequence[str]) -> int:
     p.add_argument("--syncer-mbit", metavar="RATE", help="its link, shared by all: 1000 or 1Gbit (default: no bound)")
     p.add_argument("--mtbi", metavar="TIME", help="of a learner, between interruptions: 2d (default: none)")
     p.add_argument("--repair", metavar="TIME", help="until an interrupted learner is back: 10min (default 0)")
+    p.add_argument("--state", metavar="WHERE", help="of a learner's arrays, as it is told: host (default) or device")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, overrides = cli.parse(p, words)
     cli.tell(report(_plan(options, overrides)), options.json, _print_run)
     return 0
 
 
-ASKED = {  # options of `plan run` that [plan] of its file may say, too; besides genesis, a path
+STATES: tuple[State, ...] = get_args(State)
+ASKED = {  # options of `plan run` that [plan] of its file may say, too; besides genesis, a path, and state, a word
     "params": PARAMS,
     "tensors": Kind(_whole, 1, 10**6),
     "mbit": MBIT,
@@ -255,12 +258,22 @@ def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> RunP
         for i, (step, rate, rtt) in enumerate(zip(steps, rates, rtts, strict=True))
     )
     failures = Failures(_one(asked, "mtbi"), _one(asked, "repair", 0.0)) if "mtbi" in asked else None
-    return RunPlan(config, _layout(asked, config), islands, failures, _one(asked, "syncer_mbit", math.inf))
+    rate = _one(asked, "syncer_mbit", math.inf)
+    return RunPlan(config, _layout(asked, config), islands, failures, rate, state=_state(asked))
+
+
+def _state(asked: dict[str, Word]) -> State:
+    """Where learners have their arrays; what a device has free is not known here, so nothing is left to it."""
+    word = asked.get("state", Word("--state", "host"))
+    found = next((state for state in STATES if state == word.text), None)
+    if found is None:
+        raise Refusal(f"{word}: give {' or '.join(STATES)}")
+    return found
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Word]:
     """What the options say and, where they are silent, [plan] of the file."""
-    known = ("genesis", *ASKED)
+    known = ("genesis", "state", *ASKED)
     table = {} if options.config is None else configs.plan_table(options.config, known)
     asked = {}
     for name, value in table.items():
@@ -335,10 +348,9 @@ def _print_run(told: dict[str, Any]) -> None:
         )
     console.print(table)
     table = _table("", "needed", "at worst")
-    host, syncer = memory["learner_host"], memory["syncer"]
-    table.add_row("memory, a learner's host", size(host["total"]), size(host["at_worst"]))
-    table.add_row("memory, a learner's device, without activations", size(memory["learner_device"]), "")
-    table.add_row("memory, the syncer", size(syncer["total"]), size(syncer["at_worst"]))
+    where = ("a learner's host", "a learner's device, without activations", "the syncer")
+    for name, key in zip(where, ("learner_host", "learner_device", "syncer"), strict=True):
+        table.add_row(f"memory, {name}", size(memory[key]["total"]), size(memory[key]["at_worst"]))
     table.add_row("disk, checkpoints", size(disk["files"]), "")
     table.add_row("disk, kept versions by the end", size(disk["kept"]), "")
     table.add_row("disk, journal at most", size(disk["journal"]), "")

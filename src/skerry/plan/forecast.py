@@ -22,6 +22,7 @@ def report(plan: RunPlan) -> dict[str, Any]:
     config, count = plan.config, len(sizes)
     steady = stretches[-1]
     rounds, burst = max(s.rounds for s in stretches), max(s.burst for s in stretches)
+    learner = needs.learner_memory(config, sizes, rounds, burst, plan.state)
     mean_period = 1 / sum(s.period.share / s.period_s for s in stretches)
     contributors = sum(min(1.0, steady.period_s / steady.period_of(s)) for s in steady.syncs)
     return {
@@ -41,8 +42,8 @@ def report(plan: RunPlan) -> dict[str, Any]:
         "phases": [_phase(plan, sizes, s, bool(suggested)) for s in stretches],
         "join_s": {i.name: join_s(plan, sizes, i) for i in plan.islands},
         "memory": {
-            "learner_host": needs.learner_memory(config, sizes, rounds, burst),
-            "learner_device": needs.device_memory(sizes, burst),
+            "learner_host": learner["host"],
+            "learner_device": learner["device"],
             "syncer": needs.syncer_memory(config, sizes, rounds),
         },
         "disk": needs.disk(config, sizes, 3600 * count / mean_period, contributors),

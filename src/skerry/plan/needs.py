@@ -1,17 +1,21 @@
 """What a run holds in memory and on disk. N is the padded parameter count, f the largest fragment's, both in elements.
 
-Learner, host memory, float32 arrays (`node/learner.py`):
+Learner (`node/learner.py`), its float32 arrays on the host or, with state = "device", beside the model:
 
     bases        4 N               the version every fragment stands on
     residuals    4 N               what quantisation left; none with learner.residual = "theta" or adopt = "overwrite"
-    outstanding  n (4 f + up)      n contributions on their way: their bytes, and what settling takes out (4; not with
-                                   "theta"). n is the rounds that may be open; at worst every fragment
-    cells        8 c f             what is on its way to and from the loop (`node/cells.py`); 12 c f with "blend"
-    working      4 f + b (8 f + down)   a residual while the next is made of it; b versions being adopted at once, each
-                                   new and as it was before the loop has taken it in
+    drifts       n 4 f             of n contributions on their way, what settling takes out; none with "theta". n is the
+                                   rounds that may be open; at worst every fragment
+    cells        8 c f             what is on its way to and from the loop (`node/cells.py`); 12 c f with "blend". With
+                                   the state on the host as much again on the device, through which copies go
+    working      on the host 4 f + b (8 f + down): a residual while the next is made of it; b versions being adopted at
+                 once, each new and as it was before the loop has taken it in. On the device 4 f + the larger payload +
+                 4 b f, and 8 bytes (20 in bf16 and int2) of each element, 16M at most, that a kernel has on the way
 
-Learner, device: 16 N, float32 parameters, gradients and two Adam moments, and b f · 4 of snapshots. Activations are not
-in it, nor is the master copy that a framework of mixed precision may keep.
+Besides, whatever the state: on the host n up of payloads, to which a state on the device adds b down of those that come
+and 8 MiB through which they cross the bus, and one on the host the process that has it; on the device 16 N, float32
+parameters, gradients and two Adam moments. Activations are not in it, nor is the master copy that a framework of mixed
+precision may keep.
 
 Syncer (`node/syncer.py`): three float32 arrays a fragment, the newest deltas, contributions in their encoded form, and
 t merges at a time, one for each of merge.threads or one for each fragment.
@@ -30,39 +34,64 @@ seconds, and with store.record = "full" every merged contribution stays, until t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from skerry.algo.codecs import payload_bytes
-from skerry.config import Config
+from skerry.config import Config, Learner
 from skerry.core.facts import Committed, Decision, Entry, Part, Result, Row, Sample, Sampled, Seen, Took
 from skerry.core.samples import SAMPLE_S
 from skerry.node.cells import count_for
 from skerry.run import room
 
 GROUP_BYTES = 100  # what the tape puts around a commit of one record
+TRAINING_BYTES = 16  # an element, on the device: value, gradient and two moments
+PIECE = 1 << 24  # elements that a kernel on the device works on at once (`adapters/kernels.py`, which needs torch)
+STAGING_BYTES = 8 << 20  # of pinned memory between host and device (`adapters/device.py`, likewise)
+PROCESS_BYTES = 150_000_000  # the node's: interpreter, libraries, kernels
+
+State = Literal["host", "device"]
 
 
-def learner_memory(config: Config, sizes: Sequence[int], rounds: int, burst: int) -> dict[str, int]:
-    """Bytes on a learner's host by what they are for; `at_worst` with every fragment outstanding."""
-    total, largest = sum(sizes), max(sizes)
-    has_residual = config.learner.residual == "buffer"
-    keeps_residual = has_residual and config.learner.adopt != "overwrite"
-    per_element = 4 if has_residual else 0
+def learner_memory(
+    config: Config, sizes: Sequence[int], rounds: int, burst: int, state: State = "host"
+) -> dict[str, dict[str, int]]:
+    """Bytes on a learner's host and device by what they are for; `at_worst` with every fragment outstanding."""
+    total, largest, count = sum(sizes), max(sizes), min(rounds, len(sizes))
     up, down = (payload_bytes(codec, largest) for codec in (config.wire.codec_up, config.wire.codec_down))
-    parts = {
+    arrays, payloads = _arrays(config.learner, total, count * largest), count * up
+    more_arrays = _more(arrays, _arrays(config.learner, total, total))
+    more_payloads = max(0, sum(payload_bytes(config.wire.codec_up, size) for size in sizes) - payloads)
+    cells = 4 * largest * count_for(len(sizes), largest) * (3 if config.learner.adopt == "blend" else 2)
+    device = {"training": TRAINING_BYTES * total, "cells": cells}
+    if state == "device":
+        host = {"payloads": payloads + burst * down, "staging": STAGING_BYTES}
+        device |= arrays | {"working": 4 * largest + max(up, down) + 4 * burst * largest + _on_the_way(config, largest)}
+        return {"host": _summed(host, more_payloads), "device": _summed(device, more_arrays)}
+    working = 4 * largest + burst * (8 * largest + down)
+    host = arrays | {"payloads": payloads, "cells": cells, "working": working, "process": PROCESS_BYTES}
+    return {"host": _summed(host, more_arrays + more_payloads), "device": _summed(device, 0)}
+
+
+def _arrays(own: Learner, total: int, outstanding: int) -> dict[str, int]:
+    """What a learner's state is, wherever it is."""
+    has_buffer = own.residual == "buffer"
+    return {
         "bases": 4 * total,
-        "residuals": 4 * total if keeps_residual else 0,
-        "outstanding": min(rounds, len(sizes)) * (per_element * largest + up),
-        "cells": 4 * largest * count_for(len(sizes), largest) * (3 if config.learner.adopt == "blend" else 2),
-        "working": 4 * largest + burst * (8 * largest + down),
+        "residuals": 4 * total if has_buffer and own.adopt != "overwrite" else 0,
+        "drifts": 4 * outstanding if has_buffer else 0,
     }
-    every = per_element * total + sum(payload_bytes(config.wire.codec_up, size) for size in sizes)
-    return _summed(parts, max(every, parts["outstanding"]) - parts["outstanding"])
 
 
-def device_memory(sizes: Sequence[int], burst: int) -> int:
-    return 16 * sum(sizes) + 4 * burst * max(sizes)
+def _more(parts: dict[str, int], at_worst: dict[str, int]) -> int:
+    return max(0, sum(at_worst.values()) - sum(parts.values()))
+
+
+def _on_the_way(config: Config, largest: int) -> int:
+    """What a kernel on the device works in."""
+    codecs = {config.wire.codec_up, config.wire.codec_down}
+    return (20 if codecs & {"bf16", "int2"} else 8) * min(largest, PIECE)
 
 
 def syncer_memory(config: Config, sizes: Sequence[int], rounds: int) -> dict[str, int]:

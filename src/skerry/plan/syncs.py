@@ -47,6 +47,7 @@ from skerry.config import Config
 from skerry.core.quorum import grace_s, quorum_size
 from skerry.core.schedule import pace_s
 from skerry.plan.bandwidth import Period
+from skerry.plan.needs import State
 from skerry.run.delays import MEASURED, Delays
 
 
@@ -71,6 +72,7 @@ class RunPlan(NamedTuple):
     failures: Failures | None = None
     syncer_rate: float = math.inf  # bit/s each way, shared by all learners
     delays: Delays = MEASURED
+    state: State = "host"  # where learners have theirs
 
     @property
     def quorum(self) -> int:
