@@ -313,6 +313,18 @@ def test_row_norms_add_fixed_lanes_in_order():
     assert inspect("fp32", x.view(np.uint8), fragment).norms[0] == np.sqrt(total)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_largest_of_int4_is_found_whatever_the_codes_and_the_order_of_the_scales(seed):
+    """No encoder of ours gives the code of −8, and a block may be smaller than one before it and hold the largest."""
+    rng = np.random.default_rng(seed)
+    fragment = fragment_of(3 * ROW, 129)
+    payload = rng.integers(0, 256, payload_bytes("int4", fragment.size), np.uint8)
+    blocks = fragment.size // BLOCK
+    payload[: 4 * blocks].view(np.float32)[:] = 1 + rng.integers(0, 4, blocks) / 8
+    payload[4 * blocks :][rng.random(payload.size - 4 * blocks) < 0.98] = 0x88  # zeros
+    assert inspect("int4", payload, fragment).max_abs == np.abs(decode("int4", payload)).max()
+
+
 @every_codec
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 77, ROW + 200, -1])

@@ -26,10 +26,12 @@ Array = npt.NDArray[Any]
 LANES = 64  # float64 partial sums a row; twice as many must divide BLOCK
 HALF = BLOCK // 2
 QUARTER = BLOCK // 4
+ROWS_TOGETHER = 16  # that learners are added to in turn
 ROWS_PER_THREAD_MIN = 16  # below this a thread costs more than it saves
 
 SIGN_OFF = np.uint32(0x7FFFFFFF)
 INFINITY_BITS = np.uint32(0x7F800000)
+NOTHING = np.float32(0)
 SCALE_MIN = np.float32(2.0**-126)  # smallest normal float32: below it 1 / scale overflows
 ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds to the nearest integer, ties to even
 
@@ -315,19 +317,18 @@ def accumulate(
     """acc ← acc + Σ coef[learner, slot] · decoded over the first `count` payloads, in order; from zero if it `begins`.
 
     Where there are `squares`, each row's Σ acc² goes there. All of it in one call: a thread that comes back from a
-    kernel waits for the GIL, and with a call for each learner a merge waited longer than it worked.
+    kernel waits for the GIL, and with a call for each learner a merge waited longer than it worked. A few rows at a
+    time: they stay in the second-level cache, and what it costs to hand on arrays is spent once for all of them.
     """
-    scratch, lanes = np.empty(ROW, np.float32), np.empty(LANES, np.float64)
-    for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        row, total = scratch[: hi - lo], acc[lo:hi]
-        if begins:
-            total[:] = 0.0
+    extents, lanes = (row_start, row_stop, row_slot), np.empty(LANES, np.float64)
+    for lo in range(row_lo, row_hi, ROWS_TOGETHER):
+        hi = min(lo + ROWS_TOGETHER, row_hi)
         k = 0
         while k < count:
-            k += _add_next(codecs, payloads, count, k, coef[:, row_slot[r]], acc.size, lo, row, total)
+            k += _add_next(codecs, payloads, count, k, coef, extents, begins and k == 0, acc, lo, hi)
         if squares.size > 0:
-            squares[r] = _sum_of_squares(total, lanes)
+            for r in range(lo, hi):
+                squares[r] = _sum_of_squares(acc[row_start[r] : row_stop[r]], lanes)
 
 
 @njit(cache=True, nogil=True)
@@ -337,27 +338,42 @@ def _add_next(
     count: int,
     k: int,
     coef: Array,
-    size: int,
-    start: int,
-    row: Array,
+    extents: tuple[Array, Array, Array],
+    begins: bool,
     acc: Array,
+    row_lo: int,
+    row_hi: int,
 ) -> int:
-    """Add payload k, and k + 1 with it if both are int4; how many that were. `row` is a scratch."""
+    """Add payload k, and k + 1 with it if both are int4, to nothing if this `begins` the sum; how many that were."""
     if codecs[k] != INT4:
-        decode(codecs[k], payloads[k], size, start, row)
-        _add_scaled(coef[k], row, acc)
+        _add_decoded(codecs[k], payloads[k], coef[k], extents, begins, acc, row_lo, row_hi)
         return 1
     if k + 1 < count and codecs[k + 1] == INT4:
-        _add_two_int4(coef[k], coef[k + 1], payloads[k], payloads[k + 1], size, start, acc)
+        _add_two_int4(payloads[k], payloads[k + 1], coef[k], coef[k + 1], extents, begins, acc, row_lo, row_hi)
         return 2
-    _add_int4(coef[k], payloads[k], size, start, acc)
+    _add_int4(payloads[k], coef[k], extents, begins, acc, row_lo, row_hi)
     return 1
 
 
 @njit(cache=True, nogil=True)
-def _add_scaled(coefficient: np.float32, x: Array, acc: Array) -> None:
-    for j in range(acc.size):
-        acc[j] += coefficient * x[j]
+def _add_decoded(
+    codec: int,
+    payload: Array,
+    coef: Array,
+    extents: tuple[Array, Array, Array],
+    begins: bool,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
+) -> None:
+    row_start, row_stop, row_slot = extents
+    scratch = np.empty(ROW, np.float32)
+    for r in range(row_lo, row_hi):
+        row, total = scratch[: row_stop[r] - row_start[r]], acc[row_start[r] : row_stop[r]]
+        decode(codec, payload, acc.size, row_start[r], row)
+        coefficient = coef[row_slot[r]]
+        for j in range(row.size):
+            total[j] = (NOTHING if begins else total[j]) + coefficient * row[j]
 
 
 # int4 is added from the codes themselves: what most learners send need not go through the scratch. A block has one
@@ -365,33 +381,49 @@ def _add_scaled(coefficient: np.float32, x: Array, acc: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _add_int4(coefficient: np.float32, payload: Array, size: int, start: int, acc: Array) -> None:
-    scales, codes = _int4_of(payload, size, start, start + acc.size)
-    for b in range(scales.size):
-        factor, block = coefficient * scales[b], codes[b * HALF : (b + 1) * HALF]
-        low, high = acc[b * BLOCK : b * BLOCK + HALF], acc[b * BLOCK + HALF : (b + 1) * BLOCK]
-        for j in range(HALF):
-            low[j] += factor * _low(block[j])
-        for j in range(HALF):
-            high[j] += factor * _high(block[j])
+def _add_int4(
+    payload: Array, coef: Array, extents: tuple[Array, Array, Array], begins: bool, acc: Array, row_lo: int, row_hi: int
+) -> None:
+    row_start, row_stop, row_slot = extents
+    scales, codes = _int4_of(payload, acc.size, 0, acc.size)
+    for r in range(row_lo, row_hi):
+        for b in range(row_start[r] // BLOCK, row_stop[r] // BLOCK):
+            factor, block = coef[row_slot[r]] * scales[b], codes[b * HALF : (b + 1) * HALF]
+            low, high = acc[b * BLOCK : b * BLOCK + HALF], acc[b * BLOCK + HALF : (b + 1) * BLOCK]
+            for j in range(HALF):
+                low[j] = (NOTHING if begins else low[j]) + factor * _low(block[j])
+            for j in range(HALF):
+                high[j] = (NOTHING if begins else high[j]) + factor * _high(block[j])
 
 
 @njit(cache=True, nogil=True)
 def _add_two_int4(
-    coefficient: np.float32, second: np.float32, payload: Array, next: Array, size: int, start: int, acc: Array
+    payload: Array,
+    next: Array,
+    coef: Array,
+    next_coef: Array,
+    extents: tuple[Array, Array, Array],
+    begins: bool,
+    acc: Array,
+    row_lo: int,
+    row_hi: int,
 ) -> None:
     """One after the other, but the sums are loaded and stored once for both: a fifth less time."""
-    scales, codes = _int4_of(payload, size, start, start + acc.size)
-    next_scales, next_codes = _int4_of(next, size, start, start + acc.size)
-    for b in range(scales.size):
-        at = slice(b * HALF, (b + 1) * HALF)
-        factor, block = coefficient * scales[b], codes[at]
-        next_factor, next_block = second * next_scales[b], next_codes[at]
-        low, high = acc[b * BLOCK : b * BLOCK + HALF], acc[b * BLOCK + HALF : (b + 1) * BLOCK]
-        for j in range(HALF):
-            low[j] = (low[j] + factor * _low(block[j])) + next_factor * _low(next_block[j])
-        for j in range(HALF):
-            high[j] = (high[j] + factor * _high(block[j])) + next_factor * _high(next_block[j])
+    row_start, row_stop, row_slot = extents
+    scales, codes = _int4_of(payload, acc.size, 0, acc.size)
+    next_scales, next_codes = _int4_of(next, acc.size, 0, acc.size)
+    for r in range(row_lo, row_hi):
+        for b in range(row_start[r] // BLOCK, row_stop[r] // BLOCK):
+            at = slice(b * HALF, (b + 1) * HALF)
+            factor, block = coef[row_slot[r]] * scales[b], codes[at]
+            next_factor, next_block = next_coef[row_slot[r]] * next_scales[b], next_codes[at]
+            low, high = acc[b * BLOCK : b * BLOCK + HALF], acc[b * BLOCK + HALF : (b + 1) * BLOCK]
+            for j in range(HALF):
+                sum_of_low = (NOTHING if begins else low[j]) + factor * _low(block[j])
+                low[j] = sum_of_low + next_factor * _low(next_block[j])
+            for j in range(HALF):
+                sum_of_high = (NOTHING if begins else high[j]) + factor * _high(block[j])
+                high[j] = sum_of_high + next_factor * _high(next_block[j])
 
 
 @njit(cache=True, nogil=True)
@@ -456,43 +488,70 @@ def inspect(
     row_hi: int,
 ) -> np.uint32:
     """squares[row] ← Σ x²; the largest magnitude seen, as bits (INFINITY_BITS or more: not all is finite)."""
+    if codec == INT4:
+        return _inspect_int4(payload, size, row_start, row_stop, squares, row_lo, row_hi)
     lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
     top = np.uint32(0)
     for r in range(row_lo, row_hi):
-        lo, hi = row_start[r], row_stop[r]
-        if codec == INT4:
-            squares[r], largest = _inspect_int4(payload, size, lo, hi)
-        else:
-            row = scratch[: hi - lo]
-            decode(codec, payload, size, lo, row)
-            squares[r], largest = _sum_of_squares(row, lanes), _top_bits(row.view(np.uint32))
-        top = max(top, largest)
+        row = scratch[: row_stop[r] - row_start[r]]
+        decode(codec, payload, size, row_start[r], row)
+        squares[r], top = _sum_of_squares(row, lanes), max(top, _top_bits(row.view(np.uint32)))
     return top
 
 
 @njit(cache=True, nogil=True)
-def _inspect_int4(payload: Array, size: int, start: int, stop: int) -> tuple[float, np.uint32]:
+def _inspect_int4(
+    payload: Array, size: int, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
+) -> np.uint32:
     """The same from the codes: Σ x² = Σ scale² · Σ (code − 8)², a block's codes in integers.
 
-    Eight learners' int4 are most of what a syncer looks at, and this takes less than half the time. It leaves out how
-    scale · code is rounded, about 1e-8 of the sum.
+    Eight learners' int4 are most of what a syncer looks at. Two bytes at a time, for bytes would have to be widened
+    first. It leaves out how scale · code is rounded, about 1e-8 of the sum.
     """
-    scales, codes = _int4_of(payload, size, start, stop)
-    total, top = 0.0, np.uint32(0)
-    for b in range(scales.size):
-        block = codes[b * HALF : (b + 1) * HALF]
-        square, largest = np.int16(0), np.int16(0)  # at most 128 · 8²; wider integers take twice as long
-        for j in range(HALF):
-            low = np.int16(np.int16(block[j] & np.uint8(15)) - np.int16(8))
-            high = np.int16(np.int16(block[j] >> np.uint8(4)) - np.int16(8))
-            low, high = np.int16(low * low), np.int16(high * high)
-            square = np.int16(square + np.int16(low + high))
-            largest = max(largest, np.int16(max(low, high)))
-        scale = np.float64(scales[b])
-        total += scale * scale * np.float64(square)
-        magnitude = np.float32(scales[b] * np.float32(np.sqrt(np.float64(largest))))
-        top = max(top, np.uint32(magnitude.view(np.uint32) & SIGN_OFF))
-    return total, top
+    scales, codes = _int4_of(payload, size, 0, size)
+    words, top = codes.view(np.uint16), np.uint32(0)
+    for r in range(row_lo, row_hi):
+        total = 0.0
+        for b in range(row_start[r] // BLOCK, row_stop[r] // BLOCK):
+            block, scale = words[b * QUARTER : (b + 1) * QUARTER], scales[b]
+            square = np.int16(0)  # at most 128 · 8²; wider integers take twice as long
+            for j in range(QUARTER):
+                one, two = _less_8(block[j]), _less_8(block[j] >> np.uint16(4))
+                three, four = _less_8(block[j] >> np.uint16(8)), _less_8(block[j] >> np.uint16(12))
+                square = np.int16(square + np.int16(_squared(one, two) + _squared(three, four)))
+            total += np.float64(scale) * np.float64(scale) * np.float64(square)
+            if _magnitude(scale * np.float32(8)) > top:  # seldom, once a large block was seen
+                top = max(top, _magnitude(scale * _largest_code(block)))
+        squares[r] = total
+    return top
+
+
+@njit(cache=True, nogil=True)
+def _less_8(word: np.uint16) -> np.int16:
+    """The code in the lowest four bits, less 8."""
+    return np.int16(np.int16(word & np.uint16(15)) - np.int16(8))
+
+
+@njit(cache=True, nogil=True)
+def _squared(one: np.int16, two: np.int16) -> np.int16:
+    return np.int16(np.int16(one * one) + np.int16(two * two))
+
+
+@njit(cache=True, nogil=True)
+def _largest_code(block: Array) -> np.float32:
+    """The largest |code − 8| of a block."""
+    largest = np.int16(0)
+    for j in range(QUARTER):
+        one, two = abs(_less_8(block[j])), abs(_less_8(block[j] >> np.uint16(4)))
+        three, four = abs(_less_8(block[j] >> np.uint16(8))), abs(_less_8(block[j] >> np.uint16(12)))
+        largest = max(largest, np.int16(max(max(one, two), max(three, four))))
+    return np.float32(largest)
+
+
+@njit(cache=True, nogil=True)
+def _magnitude(value: np.float32) -> np.uint32:
+    """As bits, which have the order of magnitudes, with NaN above infinity."""
+    return np.uint32(np.float32(value).view(np.uint32) & SIGN_OFF)
 
 
 @njit(cache=True, nogil=True)
