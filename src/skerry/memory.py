@@ -2,6 +2,8 @@
 
 Nobody has to hand an array back. Its memory is used again when nothing refers to it any longer, be it the array, a
 slice of it, or a memoryview that waits in a socket's queue: Python counts them all.
+
+An array begins on a page of memory, so that a disk can take it from where it lies (`store/files.py`).
 """
 
 import weakref
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+PAGE_BYTES = 4096  # of memory, and of files
 ROOM = 1 / 8  # more than asked for, so that fragments of nearly the same size can use each other's memory
 
 
@@ -38,6 +41,12 @@ class Arrays:
             try:
                 block = self._free.pop()
             except IndexError:
-                return np.empty(int(needed_bytes * (1 + ROOM)), np.uint8)
+                return _on_a_page(int(needed_bytes * (1 + ROOM)))
             if needed_bytes <= block.size <= most_bytes:
                 return block
+
+
+def _on_a_page(size_bytes: int) -> npt.NDArray[np.uint8]:
+    fresh = np.empty(size_bytes + PAGE_BYTES, np.uint8)
+    start = -fresh.ctypes.data % PAGE_BYTES
+    return fresh[start : start + size_bytes]

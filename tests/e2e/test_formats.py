@@ -15,8 +15,8 @@ from skerry.store.tape import FORMAT_VERSION
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RUNS = ("run-closed", "run-paused")
 EXPORTS = {
-    "run-closed": "2a727e3d44c33919c95f7d45229e5c8185b3dc51ab75b95fd3e6ef560376dd15",
-    "run-paused": "a5d01e622a5fbed30e7d84c25b1262fda57d78d427c7eee309e1fef9f983be83",
+    "run-closed": "7402a11263748265176b3054f69895e9a1d8db8b423748d1953054affaa1927f",
+    "run-paused": "3ba93bc78f54b598ce330ed8ab1c9830e1a8ead60b9c4a074bc6ab7d821a0303",
 }
 
 

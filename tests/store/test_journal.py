@@ -8,15 +8,16 @@ import pytest
 import xxhash
 
 from skerry.errors import FileDamaged, FileMissing
+from skerry.memory import PAGE_BYTES
 from skerry.proof.sim.files import CrashFiles
 from skerry.store import Store
-from skerry.store.files import DiskFiles
+from skerry.store.files import LONG_BYTES, DiskFiles, FileSystem
 from skerry.store.journal import FILE_BYTES_MAX, JOURNAL, Journal, Place, read, where
 
 DATA = [b"first", b"", b"the third one", bytes(range(256))]
 
 
-def opened(files: CrashFiles, file_bytes: int = FILE_BYTES_MAX) -> Journal:
+def opened(files: FileSystem, file_bytes: int = FILE_BYTES_MAX) -> Journal:
     journal = Journal(files)
     journal.file_bytes = file_bytes
     return journal
@@ -42,6 +43,21 @@ def test_entries_lie_one_after_the_other_in_the_order_of_their_places() -> None:
     journal.append(second)
     assert files.read(f"{JOURNAL}/000001.log") == b"".join(DATA) + b"later"
     assert [read(files, place) for place, _ in first + second] == [*DATA, b"later"]
+
+
+def test_a_long_entry_begins_on_a_page(tmp_path: Path) -> None:
+    """From there the disk can take it as it lies in memory."""
+    long = bytes(range(256)) * (LONG_BYTES // 256) + b"and a bit"
+    data = [b"short", long, b"another", long, long]
+    disk = DiskFiles(tmp_path)
+    disk.make_dir(JOURNAL)
+    for files in (CrashFiles(), disk):
+        journal = opened(files)
+        places = appended(journal, *data[:2]) + appended(journal, *data[2:])
+        assert [place.offset % PAGE_BYTES for place in places] == [0, 0, 9, 0, 0]
+        assert places[2].offset == places[1].offset + len(long), "a short one follows at once"
+        assert [read(files, place) for place in places] == data
+    disk.close()
 
 
 def test_on_a_real_disk_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -13,10 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from skerry.errors import FileDamaged, StoreError, StoreInUse, TapeDamaged, TapeUnknown
+from skerry.memory import PAGE_BYTES, Arrays
 from skerry.proof.sim.files import CrashFiles
 from skerry.store import DiskFiles, Store
+from skerry.store.files import LONG_BYTES
+from skerry.store.store import RECORD
 
 
 def sha(data: bytes) -> str:
@@ -32,9 +37,15 @@ def test_what_was_committed_is_there_after_reopening(tmp_path: Path) -> None:
         assert store.tape.number == 2
     with Store.open(tmp_path / "a" / "run") as store:
         assert store.records == [b"fold", b"three"]
-        assert digest == sha(b"thetamomentum")
+        assert digest == xxhash.xxh3_128_hexdigest(b"thetamomentum")
         assert store.get(digest) == b"thetamomentum"
         assert [r.body for r in store.history()] == [b"one", b"two", b"fold", b"three"]
+
+
+def test_what_learners_contributed_is_named_by_a_hash_that_nobody_can_meet_on_purpose(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        assert store.put([b"said ", b"once"], RECORD) == sha(b"said once")
+        assert store.get(sha(b"said once"), RECORD) == b"said once"
 
 
 def test_arrays_are_put_as_their_bytes(tmp_path: Path) -> None:
@@ -385,6 +396,43 @@ def test_disk_files_name_the_file_that_failed(tmp_path: Path) -> None:
             call()
         assert caught.value.filename == "absent"
     files.close()
+
+
+def long_piece(rest_bytes: int, shift_bytes: int) -> memoryview:
+    """Long enough to go past the page cache, so far behind the beginning of a page."""
+    size = LONG_BYTES + rest_bytes
+    array = Arrays().take(size + shift_bytes, np.uint8)
+    array[:] = np.random.default_rng(rest_bytes).integers(0, 256, array.size, np.uint8)
+    return array[shift_bytes:].data
+
+
+@pytest.mark.parametrize("shift_bytes", [0, 3, 512], ids="{} behind a page".format)
+@pytest.mark.parametrize("rest_bytes", [0, 9, 512, PAGE_BYTES - 1])
+def test_what_is_long_is_written_as_it_is_wherever_it_begins(tmp_path: Path, rest_bytes: int, shift_bytes: int) -> None:
+    """On a page of file and memory, on a sector, or on neither, and with any part of a sector at its end."""
+    piece = long_piece(rest_bytes, shift_bytes)
+    files = DiskFiles(tmp_path)
+    files.write("long", [bytes(PAGE_BYTES), piece, piece])
+    files.append("long", b"short")
+    files.append("long", piece)
+    files.sync("long")
+    files.close()
+    assert (tmp_path / "long").read_bytes() == bytes(PAGE_BYTES) + bytes(piece) * 2 + b"short" + bytes(piece)
+
+
+def test_what_is_long_is_written_where_a_file_system_has_no_way_past_its_cache(tmp_path: Path, monkeypatch) -> None:
+    def refuse(fd: int, command: int, flags: int = 0) -> int:
+        if command == fcntl.F_SETFL and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return fcntl_of_the_system(fd, command, flags)
+
+    fcntl_of_the_system = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    piece = long_piece(9, 0)
+    files = DiskFiles(tmp_path)
+    files.write("long", [piece])
+    files.close()
+    assert (tmp_path / "long").read_bytes() == bytes(piece)
 
 
 def test_a_long_file_that_was_synced_goes_on_where_it_ended(tmp_path):

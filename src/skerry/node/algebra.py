@@ -21,7 +21,7 @@ from skerry.algo.merge import Held
 from skerry.algo.outer import OuterStep
 from skerry.core.facts import Decision
 from skerry.errors import FileDamaged
-from skerry.memory import Arrays
+from skerry.memory import PAGE_BYTES, Arrays
 
 Array = Any  # a flat float32 array; the simulator's integer
 Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire
@@ -116,10 +116,10 @@ class Float32:
 
     def load(self, data: bytes, fragment: Fragment) -> Values:
         """What `parts` made."""
-        there = _WHICH.get(data[:8], ())
-        if not there or len(data) != 8 + 4 * len(there) * fragment.size:
+        there = _WHICH.get(data[:PAGE_BYTES], ())
+        if not there or len(data) != PAGE_BYTES + 4 * len(there) * fragment.size:
             raise FileDamaged(f"fragment {fragment.index}: its file of {len(data)} bytes is none of this fragment")
-        flat = np.frombuffer(data, np.float32, offset=8).reshape(len(there), fragment.size)
+        flat = np.frombuffer(data, np.float32, offset=PAGE_BYTES).reshape(len(there), fragment.size)
         found = dict(zip(there, flat, strict=True))
         return Values(*(found.get(name, np.zeros(fragment.size, np.float32)) for name in Values._fields))
 
@@ -208,7 +208,7 @@ class Float32:
 
 def _header(there: tuple[str, ...]) -> bytes:
     mask = sum(1 << place for place, name in enumerate(Values._fields) if name in there)
-    return b"SKRYFRG" + bytes([mask])
+    return (b"SKRYFRG" + bytes([mask])).ljust(PAGE_BYTES, b"\0")  # so that the arrays behind it begin on a page
 
 
 _ARRAYS: tuple[tuple[str, ...], ...] = (

@@ -1,6 +1,6 @@
 """The journal: what is needed to do merges again, appended to numbered files.
 
-    journal/000007.log      the entries of one process, one after the other, nothing between them
+    journal/000007.log      the entries of one process, one after the other; a long one begins on a page of the file
 
 An entry has no header: the tape says where it lies, how long it is and its checksum (`Place`), and what the tape does
 not name is nobody's. So a tail that a crash tore needs no care, and a process never appends to a file of another: it
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from .files import FileSystem, flat
+from skerry.memory import PAGE_BYTES
+
+from .files import LONG_BYTES, FileSystem, flat
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,6 +57,8 @@ class Journal:
             self._number = max([self.known, *_numbers(self._files)]) + 1
         if self._size >= self.file_bytes:
             self._number, self._size = self._number + 1, 0
+        if size >= LONG_BYTES:
+            self._size += -self._size % PAGE_BYTES
         self._size += size
         return Place(self._number, self._size - size, size, checksum)
 
@@ -67,12 +71,18 @@ class Journal:
                 self._begun, self._end = number, 0
             for place, data in entries:
                 if place.file == number:
-                    assert (place.offset, place.size) == (self._end, flat(data).nbytes), (place, self._end)
-                    self._files.append(name, data)
-                    self._end += place.size
+                    self._append(place, data)
             self._files.sync(name)
             if is_new:
                 self._files.sync_dir(JOURNAL)
+
+    def _append(self, place: Place, data: Buffer) -> None:
+        gap = place.offset - self._end
+        assert 0 <= gap < PAGE_BYTES and place.size == flat(data).nbytes, (place, self._end)
+        if gap:
+            self._files.append(_name(place.file), bytes(gap))
+        self._files.append(_name(place.file), data)
+        self._end = place.offset + place.size
 
     def collect(self, keep: Collection[int]) -> int:
         """Remove the files of earlier entries, and of earlier processes, that are not in `keep`."""

@@ -1,4 +1,4 @@
-"""The durable store: a tape of records, a journal of entries, and files named by the sha256 of their contents.
+"""The durable store: a tape of records, a journal of entries, and files named by the digest of their contents.
 
     put      write temporary, fsync, rename to the digest
     mend     the same for a file that a record names already and that is damaged
@@ -11,6 +11,9 @@ nobody knows what is on the disk, and asking again proves nothing. One thread co
 may be called from another, `put` and the reading ones from any. So a commit names its files: another may have been put
 meanwhile, whose record is yet to come. The store does not know what records say, so it is also told which files to
 keep. It stamps each commit with the time of the clock it was handed.
+
+A checkpoint is the syncer's own, and xxh3 names it, which finds damage. What learners contributed is named by its
+sha256, so that the tape's chain proves what they said.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import xxhash
 
 from skerry.errors import DiskFull, FileDamaged, FileMissing, StoreError, TapeDamaged, TapeUnknown
 
@@ -41,8 +46,9 @@ if TYPE_CHECKING:
 
 FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept until they are pruned
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_LEFTOVER = re.compile(r"[0-9a-f]{64}\.[0-9]+\.tmp")  # of a put that did not end
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
+_LEFTOVER = re.compile(r"([0-9a-f]{32}|[0-9a-f]{64})\.[0-9]+\.tmp")  # of a put that did not end
+_HASHES: dict[str, Callable[[], Any]] = {FILES: xxhash.xxh3_128, RECORD: sha256}  # whose hexadecimal digest is a file's name
 # Why a file that is whole may not be read: this process lacks something, and a later one may have it.
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 
@@ -117,7 +123,7 @@ class Store:
     def put(self, parts: Sequence[Buffer], folder: str = FILES) -> str:
         """Keep a file whose contents are `parts` joined; it lasts once a commit has named it. From any thread."""
         self._check_open()
-        digest = _digest(parts)
+        digest = _digest(parts, folder)
         name = f"{folder}/{digest}"
         with self._writing("put"):
             with self._lock:
@@ -146,7 +152,7 @@ class Store:
 
         A record names it, so nothing has to be committed.
         """
-        if _digest(parts) != digest:
+        if _digest(parts, FILES) != digest:
             return False
         with self._writing("mend"):
             self._write(f"{FILES}/{digest}", parts)
@@ -177,7 +183,7 @@ class Store:
         where = f"{self.root}/{folder}/{digest}"
         with self._reading("get", where):
             data = self._files.read(f"{folder}/{digest}")
-        if _digest([data]) != digest:
+        if _digest([data], folder) != digest:
             raise FileDamaged(f"{where} differs from what was written: restore it from a copy")
         return data
 
@@ -336,11 +342,11 @@ def _prepare(files: FileSystem) -> None:
             files.remove(f"{folder}/{name}")
 
 
-def _digest(parts: Sequence[Buffer]) -> str:
-    hash = sha256()
+def _digest(parts: Sequence[Buffer], folder: str) -> str:
+    hash = _HASHES[folder]()
     for part in parts:
         hash.update(flat(part))
-    return hash.hexdigest()
+    return str(hash.hexdigest())
 
 
 def _unreadable(error: OSError) -> str:
