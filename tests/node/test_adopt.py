@@ -47,9 +47,10 @@ class Watch:
 
     def base_of(self, p):
         """What θ stands on, whether or not the node knows of it."""
-        node, sent = self.loop.node, self.loop.node.under_way.get(p)
+        orders = self.loop.node.orders
+        sent = orders.under_way.get(p)
         is_made = sent is not None and self.loop.training.applied[p] == sent.change
-        return sent.to.base if is_made else node.stands[p].base
+        return sent.to.base if is_made else orders.stands[p].base
 
     def send(self, message, payload=None, tag=None):
         """All of the drift, or what the bytes say of it."""

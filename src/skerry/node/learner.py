@@ -8,15 +8,16 @@ comes as records, in order, and what it is to do leaves as records (`node/mailbo
                                blend:     rebase, then θ ← t + α (θ − t), t = Θ_new + (what is outstanding)
 
 What it holds of a fragment: the newest base, the residual, and of an outstanding contribution its bytes and its drift.
-The base that θ stands on is kept beside the newest until the training half has confirmed the change between them. What
-the codec could not say is worked out again when a contribution is settled, and has the same bits.
+The base that θ stands on is kept beside the newest until the training half has confirmed the change between them
+(`node/orders.py`). What the codec could not say is worked out again when a contribution is settled, and has the same
+bits.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -59,23 +60,10 @@ from skerry.core.messages import (
     Welcome,
 )
 from skerry.node.algebra import FLOAT32, Adopted, Array, LearnerAlgebra, Payload
-from skerry.node.cells import Cells, Lay, count_for
-from skerry.node.mailbox import (
-    NO_CELL,
-    Begun,
-    Change,
-    Closed,
-    Freed,
-    Left,
-    Mailbox,
-    News,
-    Passed,
-    Record,
-    Took,
-    Waive,
-    Want,
-)
+from skerry.node.cells import Cell, Lay, count_for
+from skerry.node.mailbox import Begun, Closed, Freed, Left, Mailbox, News, Passed, Record, Took
 from skerry.node.observers import UNWATCHED, LearnerObserver
+from skerry.node.orders import Orders, Version
 
 log = logging.getLogger("skerry.learner")
 
@@ -99,29 +87,6 @@ class Outstanding:
     payload: Payload
     drift: Array | None
     sending: bool = False
-
-
-class Version(NamedTuple):
-    version: int
-    base: Array
-
-
-@dataclass
-class Due:
-    """How a fragment gets from the version that θ stands on to the newest; not sent yet."""
-
-    taken: Array | None = None  # what settled contributions take out
-    is_write: bool = False  # whatever it holds is given up
-    settles: bool = False  # there is something to take out, or there would be if it were not given up
-
-
-class Sent(NamedTuple):
-    """A change of which the training half has not yet said what became of it."""
-
-    change: Change
-    to: Version
-    taken: Array | None  # of a blend, which may be returned
-    forwards: bool  # it is the fragment's part of a fast-forward
 
 
 class Brought(NamedTuple):
@@ -160,22 +125,11 @@ class LearnerNode:
         self.bases: list[Array | None] = []  # the newest
         self.residuals: list[Array | None] = []
         self.outstanding: dict[int, Outstanding] = {}
-        self.stands: dict[int, Version] = {}  # fragment -> what θ stands on, as of the last boundary that is known
-        self.due: dict[int, Due] = {}  # by fragment, the longest due first
-        self.under_way: dict[int, Sent] = {}  # by fragment
+        self.orders = Orders(mailbox)
         self._mailbox, self._lay = mailbox, lay
         self._news: News | None = None  # what the training half was told last
         self._unheard: deque[Record] = deque()  # what the training half did, in order
-        self._cells = Cells((), ())
-        self._free: list[int] = []  # cells for changes
-        self._returning: list[tuple[int, int]] = []  # such cells, and the mark that says that each is free
-        self._wanted: dict[int, Want] = {}  # by fragment, the snapshot that is ordered,
-        self._unsaid: dict[int, Want] = {}  # and those of them that are not sent yet
-        self._orders = self._changes = 0
-        self._seen: list[int] = []  # by fragment, how many snapshots have come
-        self._forwarding: set[int] = set()  # fragments of a fast-forward that are not known to be written,
-        self._unsent: set[int] = set()  # and of those the ones of which no change is sent
-        self._resets_optimizer = False
+        self._snapshots: Sequence[Cell] = ()  # what the training half fills
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
         self._labour = Labour()
 
@@ -212,14 +166,15 @@ class LearnerNode:
         self.machine = LearnerMachine(self.name, self.config, len(fragments))
         self.bases = [None] * len(fragments)
         self.residuals = [None] * len(fragments)
-        self._seen = [0] * len(fragments)
         self.fragments = fragments
         self.welcome = welcome
         size = max(fragment.size for fragment in fragments)
         count = count_for(len(fragments), size)
-        self._cells = self._lay(size, count, 2 * count if self.settings.adopt == "blend" else count)
-        self._free = list(range(len(self._cells.down)))
-        cells = (size, len(self._cells.up), len(self._cells.down))
+        can_blend = self.settings.adopt == "blend"
+        up, down = self._lay(size, count, 2 * count if can_blend else count)
+        self._snapshots = up
+        self.orders.begin(down, len(fragments), can_blend)
+        cells = (size, len(up), len(down))
         run = (welcome.config, welcome.fragments, welcome.index, welcome.prior_steps, welcome.progress)
         self._mailbox.send(Begun(*run, *cells))
 
@@ -258,12 +213,12 @@ class LearnerNode:
                     self.handle(Closing(record.limit_s))
                 case Closed() if self.left is None:
                     self._leave(Leave("settled"))  # nobody ever welcomed it: there is nothing to hand over
-        self._send_changes()
+        self._send_orders()
 
     @property
     def is_waiting(self) -> bool:
         """A device is yet to copy something: look again soon."""
-        return bool(self._unheard or self._returning)
+        return bool(self._unheard or self.orders.is_waiting)
 
     def tell_news(self, trouble: str = "") -> None:
         """Let the training half know how things stand, if that is not what it knows."""
@@ -279,7 +234,7 @@ class LearnerNode:
     def _is_here(self, record: Record) -> bool:
         """Its snapshots have been copied; what comes behind it waits for them too."""
         taken = record.taken if isinstance(record, Passed) else ()
-        return all(self._cells.up[took.cell].is_marked(took.mark) for took in taken)
+        return all(self._snapshots[took.cell].is_marked(took.mark) for took in taken)
 
     def _with_what_follows(self, record: Passed) -> Passed:
         """Boundaries at which there was nothing but a step count as one with the next, so that a backlog is short."""
@@ -298,11 +253,7 @@ class LearnerNode:
         return record
 
     def _passed(self, record: Passed) -> None:
-        numbers = {sent.change.number: p for p, sent in self.under_way.items()}
-        overwritten = tuple(p for number in record.applied if self._applied(p := numbers[number]))
-        for number in record.returned:
-            self._returned(numbers[number])
-        wanted = [took for took in record.taken if self._is_wanted(took)]
+        overwritten, wanted = self.orders.passed(record)
         snapshots = {took.fragment: self._drift(took) for took in wanted}
         for took in record.taken:
             self._mailbox.send(Freed(took.cell))
@@ -310,92 +261,18 @@ class LearnerNode:
         boundary = Boundary(record.steps, record.tokens, record.step_s, taken, record.loss, overwritten)
         self.handle(boundary, Brought(snapshots=snapshots))
 
-    def _applied(self, p: int) -> bool:
-        """θ stands on the version that was sent; whether that has overwritten it for good.
-
-        One that was on its way when a fast-forward was decided has not: the fragment will be written once more.
-        """
-        sent = self._back(p)
-        self.stands[p] = sent.to
-        if sent.forwards:
-            self._forwarding.discard(p)
-        return sent.change.is_write and p not in self._forwarding
-
-    def _returned(self, p: int) -> None:
-        """A blend that did not know of a snapshot: it is due again, with what has become due since."""
-        sent, later = self._back(p), self.due.pop(p, Due())
-        self.due[p] = Due(_sum(sent.taken, later.taken), later.is_write, later.settles or sent.taken is not None)
-
-    def _back(self, p: int) -> Sent:
-        """A change is done with; its cells are free as soon as they are marked."""
-        sent = self.under_way.pop(p)
-        change = sent.change
-        self._returning += [(cell, change.number) for cell in (change.cell, change.towards) if cell != NO_CELL]
-        return sent
-
-    def _is_wanted(self, took: Took) -> bool:
-        """By the newest order, and what is settled is not in it any more, as it is where a blend was returned."""
-        p = took.fragment
-        self._seen[p] += 1
-        want = self._wanted.get(p)
-        if want is None or want.order != took.order:
-            return False
-        if self._settles(p):
-            self._unsaid[p] = want
-            return False
-        del self._wanted[p]
-        return True
-
-    def _settles(self, p: int) -> bool:
-        """θ still has in it what the machine knows to be settled."""
-        return p in self.due and self.due[p].settles
-
     def _drift(self, took: Took) -> Array:
-        on = self.stands[took.fragment]
+        on = self.orders.stands[took.fragment]
         assert on.version == took.version, (took, on.version)
-        return self._cells.up[took.cell].less(on.base)
+        return self._snapshots[took.cell].less(on.base)
 
-    def _send_changes(self) -> None:
-        """What is due, as far as there are cells for it; one change of a fragment at a time."""
-        self._reclaim()
-        for p in [p for p in self.due if p not in self.under_way]:
-            cells_needed = 2 if self._blends(self.due[p]) else 1
-            if len(self._free) < cells_needed:
-                break
-            self._send_change(p, self.due.pop(p))
-        for p in [p for p in self._unsaid if not self._settles(p)]:
-            self._mailbox.send(self._unsaid.pop(p))
-
-    def _reclaim(self) -> None:
-        there = [(cell, mark) for cell, mark in self._returning if self._cells.down[cell].is_marked(mark)]
-        for pair in there:
-            self._returning.remove(pair)
-            self._free.append(pair[0])
-
-    def _blends(self, due: Due) -> bool:
-        return self.settings.adopt == "blend" and not due.is_write
-
-    def _send_change(self, p: int, due: Due) -> None:
-        assert self.machine is not None
-        to = Version(self.machine.positions[p].base_version, self.bases[p])
-        cell, towards = self._free.pop(), NO_CELL
-        less = () if due.is_write else (self.stands[p].base, *(() if due.taken is None else (due.taken,)))
-        self._cells.down[cell].store(to.base, *less)
-        if self._blends(due):
-            towards = self._free.pop()
-            self._cells.down[towards].store(self._towards(p, to.base))
-        self._changes += 1
-        change = Change(self._changes, p, to.version, cell, due.is_write, towards, self._seen[p], *self._forward(p))
-        kept = None if towards == NO_CELL else due.taken
-        self.under_way[p] = Sent(change, to, kept, p in self._forwarding)
-        self._mailbox.send(change)
-
-    def _forward(self, p: int) -> tuple[int, bool]:
-        """How many fragments of a fast-forward follow this one, and whether the optimizer is reset with it."""
-        if p not in self._unsent:
-            return len(self._unsent), False
-        self._unsent.discard(p)
-        return len(self._unsent), self._resets_optimizer and not self._unsent
+    def _send_orders(self) -> None:
+        """Changes that are due, as far as there is room for them, and behind them what was ordered."""
+        for p in self.orders.sendable():
+            assert self.machine is not None
+            to = Version(self.machine.positions[p].base_version, self.bases[p])
+            self.orders.send(p, to, self._towards(p, to.base) if self.orders.blends(p) else None)
+        self.orders.send_wants()
 
     def _towards(self, p: int, base: Array) -> Array:
         """Where a blend pulls θ: to the new base, and what is outstanding stays whole on top of it."""
@@ -413,7 +290,7 @@ class LearnerNode:
             for action in self.machine.step(events.popleft(), self.clock()):
                 if (outcome := self._perform(action, brought)) is not None:
                     events.append(outcome)
-        self._send_changes()
+        self._send_orders()
 
     def _perform(self, action: LearnerAction, brought: Brought) -> LearnerEvent | None:
         match action:
@@ -422,11 +299,9 @@ class LearnerNode:
             case SendReport():
                 self._report()
             case Snapshot():
-                self._want(action)
+                self.orders.want(action.fragment, action.step)
             case Spare():
-                del self._wanted[action.fragment]
-                self._unsaid.pop(action.fragment, None)
-                self._mailbox.send(Waive(action.fragment))
+                self.orders.waive(action.fragment)
             case Contribute():
                 began = self.clock()
                 outcome = self._contribute(action, brought.snapshots[action.fragment])
@@ -445,11 +320,6 @@ class LearnerNode:
             case Leave():
                 self._leave(action)
         return None
-
-    def _want(self, action: Snapshot) -> None:
-        self._orders += 1
-        p = action.fragment
-        self._wanted[p] = self._unsaid[p] = Want(p, action.step, self._orders)
 
     def _leave(self, leave: Leave) -> None:
         if leave.way == "timeout":
@@ -526,10 +396,7 @@ class LearnerNode:
             log.warning("fragment %d version %d did not arrive whole: asking for all of it", p, publication.version)
             return Unusable(p)
         taken = self._settle(p, take_out) if take_out else None
-        before = self.due.get(p, Due())
-        is_write = before.is_write or old is None or self.settings.adopt == "overwrite"
-        settles = before.settles or bool(take_out)
-        self.due[p] = Due(None if is_write else _sum(before.taken, taken), is_write, settles)
+        self.orders.owe(p, taken, old is None or self.settings.adopt == "overwrite", settles=bool(take_out))
         self.bases[p] = adopted.base
         return Prepared(p, publication.version, take_out)
 
@@ -565,11 +432,4 @@ class LearnerNode:
         self.observer.fast_forwarded(action.reason)
         self.outstanding.clear()
         self.residuals = [None] * len(self.fragments)
-        self._forwarding = {p for p, base in enumerate(self.bases) if base is not None}
-        self._unsent = set(self._forwarding)
-        self._resets_optimizer = action.reset_optimizer
-        self.due = {p: Due(is_write=True) for p in sorted(self._forwarding)}
-
-
-def _sum(a: Array | None, b: Array | None) -> Array | None:
-    return b if a is None else a if b is None else a + b
+        self.orders.forward([p for p, base in enumerate(self.bases) if base is not None], action.reset_optimizer)

@@ -31,6 +31,7 @@ from skerry.node import syncer as syncer_node
 from skerry.node.algebra import Values
 from skerry.node.learner import LearnerNode
 from skerry.node.log import Log
+from skerry.node.orders import Orders
 from skerry.node.syncer import Delta, SyncerNode
 from skerry.node.training import TrainingHalf
 from skerry.proof.chaos.plan import read_plan
@@ -246,7 +247,7 @@ def credit_the_newest_base(plant):
     """A snapshot is held against the newest base, not against the one it was taken on."""
 
     def _drift(self, took):
-        return self._cells.up[took.cell].load(1) - self.bases[took.fragment]
+        return self._snapshots[took.cell].load(1) - self.bases[took.fragment]
 
     plant(LearnerNode, "_drift", _drift)
 
@@ -263,7 +264,7 @@ def refill_too_early(plant):
         self._free += [cell for cell, _ in self._returning]
         self._returning = []
 
-    plant(LearnerNode, "_reclaim", _reclaim)
+    plant(Orders, "_reclaim", _reclaim)
 
 
 def change_twice(plant):
@@ -293,7 +294,7 @@ def lose_a_change(plant):
 
 def order_too_early(plant):
     """A snapshot is ordered before what was settled is taken out of θ."""
-    plant(LearnerNode, "_settles", lambda self, p: False)
+    plant(Orders, "_settles", lambda self, p: False)
 
 
 def step_in_a_fast_forward(plant):

@@ -22,8 +22,9 @@ from skerry.core.messages import FULL, Publication, Pull, Stop
 from skerry.core.vocabulary import GivenUp
 from skerry.node.cells import Box, Cell, Cells
 from skerry.node.driver import LearnerDriver
-from skerry.node.learner import Outstanding, Sent
+from skerry.node.learner import Outstanding
 from skerry.node.mailbox import Post, Record
+from skerry.node.orders import Sent
 from skerry.node.training import TrainingHalf
 from skerry.proof.sim.algebra import SPOILED
 from skerry.proof.sim.network import SimEndpoint, SimLink
@@ -139,8 +140,8 @@ class LearnerProcess:
 
     def base_of(self, p: int) -> Any:
         """What the live parameters stand on; the node may not know yet that they do."""
-        sent = self.node.under_way.get(p)
-        return self.node.stands[p].base if sent is None or self.is_on_its_way(sent) else sent.to.base
+        sent = self.node.orders.under_way.get(p)
+        return self.node.orders.stands[p].base if sent is None or self.is_on_its_way(sent) else sent.to.base
 
     def is_on_its_way(self, sent: Sent) -> bool:
         """A change was sent, and has not been made."""

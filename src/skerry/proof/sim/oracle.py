@@ -32,8 +32,9 @@ from skerry.core.vocabulary import GivenUp
 from skerry.errors import FileDamaged
 from skerry.node import versions
 from skerry.node.algebra import Payload
-from skerry.node.learner import Outstanding, Sent
+from skerry.node.learner import Outstanding
 from skerry.node.mailbox import NO_CELL
+from skerry.node.orders import Sent
 from skerry.proof.sim.algebra import SPOILED, unpack
 from skerry.store.store import Store
 
@@ -332,7 +333,7 @@ class Oracle:
         node = process.node
         if p not in process.values:
             return
-        due, sent = node.due.get(p), node.under_way.get(p)
+        due, sent = node.orders.due.get(p), node.orders.under_way.get(p)
         sent = None if sent is None or not process.is_on_its_way(sent) else sent
         if (due is not None and due.is_write) or (sent is not None and sent.change.is_write):
             return  # what it holds is given up
