@@ -15,8 +15,8 @@ from skerry.store.tape import FORMAT_VERSION
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RUNS = ("run-closed", "run-paused")
 EXPORTS = {
-    "run-closed": "7402a11263748265176b3054f69895e9a1d8db8b423748d1953054affaa1927f",
-    "run-paused": "3ba93bc78f54b598ce330ed8ab1c9830e1a8ead60b9c4a074bc6ab7d821a0303",
+    "run-closed": "f66399c5c80819a69ebd3dac7f0750d15cbdbc8537fbfb647d6fe3211dc0e830",
+    "run-paused": "d5b7a913a8d2e15c52de347e1a6edf93ae34fb08d9d80198e5e486c9a3c70ec1",
 }
 
 

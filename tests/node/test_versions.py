@@ -5,11 +5,15 @@ import numpy as np
 import pytest
 
 from node.pair import Pair, config_of
+from skerry.algo.fragments import Tensor, layout_of, split
 from skerry.core.facts import Checkpointed, Committed
 from skerry.core.state import created, decode_fact
 from skerry.errors import FileDamaged
+from skerry.memory import PAGE_BYTES
 from skerry.node import versions
-from skerry.node.algebra import FLOAT32
+from skerry.node.algebra import FLOAT32, Values
+from skerry.store import Store
+from skerry.store.files import LONG_BYTES
 from skerry.store.journal import Place, where
 
 # an outer state that is not zero, and values that rounding has been at
@@ -197,3 +201,18 @@ def test_the_pinned_version_stays_through_any_number_of_checkpoints_of_the_closi
     assert at.checkpoints[0].version <= pinned < at.checkpoints[-2].version
     values = versions.load(pair.store, pair.fragments[0], at, version=pinned)
     assert same(values, pair.values_of()[0, pinned])
+
+
+@pytest.mark.parametrize("size", [1000, LONG_BYTES // 4 + 128], ids=["short", "long"])
+@pytest.mark.parametrize("there", [("theta",), ("theta", "error"), ("theta", "velocity", "error")], ids=len)
+def test_a_version_is_what_its_file_says_and_long_arrays_begin_where_a_disk_can_take_them(tmp_path, size, there):
+    (fragment,) = split(layout_of([Tensor("weight", (size,))]), 1)
+    numbers = np.arange(1, fragment.size + 1, dtype=np.float32)
+    values = Values(*(numbers if name in there else np.zeros_like(numbers) for name in Values._fields))
+    with Store.open(tmp_path) as store:
+        data = store.get(store.put(FLOAT32.parts(values)))
+    assert same(FLOAT32.load(data, fragment), values)
+    header_bytes = len(data) - len(there) * numbers.nbytes
+    assert header_bytes == (PAGE_BYTES if numbers.nbytes >= LONG_BYTES else 8)
+    with pytest.raises(FileDamaged, match="is none of this fragment"):
+        FLOAT32.load(data[:-4], fragment)

@@ -22,6 +22,7 @@ from skerry.algo.outer import OuterStep
 from skerry.core.facts import Decision
 from skerry.errors import FileDamaged
 from skerry.memory import PAGE_BYTES, Arrays
+from skerry.store.files import LONG_BYTES
 
 Array = Any  # a flat float32 array; the simulator's integer
 Payload = Any  # bytes, or what can be seen as bytes; its len() is what it weighs on the wire
@@ -116,10 +117,10 @@ class Float32:
 
     def load(self, data: bytes, fragment: Fragment) -> Values:
         """What `parts` made."""
-        there = _WHICH.get(data[:PAGE_BYTES], ())
-        if not there or len(data) != PAGE_BYTES + 4 * len(there) * fragment.size:
+        there, header_bytes = _WHICH.get(data[:8], ()), _header_bytes(fragment.size)
+        if not there or len(data) != header_bytes + 4 * len(there) * fragment.size:
             raise FileDamaged(f"fragment {fragment.index}: its file of {len(data)} bytes is none of this fragment")
-        flat = np.frombuffer(data, np.float32, offset=PAGE_BYTES).reshape(len(there), fragment.size)
+        flat = np.frombuffer(data, np.float32, offset=header_bytes).reshape(len(there), fragment.size)
         found = dict(zip(there, flat, strict=True))
         return Values(*(found.get(name, np.zeros(fragment.size, np.float32)) for name in Values._fields))
 
@@ -130,7 +131,8 @@ class Float32:
             for name, array in zip(Values._fields, values, strict=True)
             if name == "theta" or array.view(np.uint32).any()
         )
-        return [_HEADER[there], *(getattr(values, name).data.cast("B") for name in there)]
+        header = _HEADER[there].ljust(_header_bytes(values.theta.size), b"\0")
+        return [header, *(getattr(values, name).data.cast("B") for name in there)]
 
     def inspect(self, codec: str, payload: Payload, fragment: Fragment) -> Inspection:
         return codecs.inspect(codec, np.frombuffer(payload, np.uint8), fragment)
@@ -208,7 +210,12 @@ class Float32:
 
 def _header(there: tuple[str, ...]) -> bytes:
     mask = sum(1 << place for place, name in enumerate(Values._fields) if name in there)
-    return (b"SKRYFRG" + bytes([mask])).ljust(PAGE_BYTES, b"\0")  # so that the arrays behind it begin on a page
+    return b"SKRYFRG" + bytes([mask])
+
+
+def _header_bytes(size: int) -> int:
+    """A page where the arrays behind it are long, so that they can go to the disk from where they lie."""
+    return PAGE_BYTES if 4 * size >= LONG_BYTES else 8
 
 
 _ARRAYS: tuple[tuple[str, ...], ...] = (

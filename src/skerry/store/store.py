@@ -48,7 +48,7 @@ FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept until they are pruned
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"([0-9a-f]{32}|[0-9a-f]{64})\.[0-9]+\.tmp")  # of a put that did not end
-_HASHES: dict[str, Callable[[], Any]] = {FILES: xxhash.xxh3_128, RECORD: sha256}  # whose hexadecimal digest is a file's name
+_HASHES: dict[str, Callable[[], Any]] = {FILES: xxhash.xxh3_128, RECORD: sha256}  # that name what is there
 # Why a file that is whole may not be read: this process lacks something, and a later one may have it.
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 
