@@ -129,33 +129,21 @@ def test_a_chunk_is_received_straight_into_its_payload():
     assert bytes(item.payload[:2]) == b"yx"
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=20))
-def test_what_is_scattered_over_all_buffers_gives_the_same_messages(counts):
-    """As a socket does: one call fills a body and the header behind it."""
-    parser, items, rest = open_parser(), [], memoryview(SPLIT_STREAM)
-    for count in itertools.cycle(counts):
-        if not rest:
-            break
-        filled = 0
-        for buffer in parser.buffers():
-            part = rest[: min(len(buffer), count - filled)]
-            buffer[: len(part)] = part
-            filled, rest = filled + len(part), rest[len(part) :]
-        if (item := parser.received(filled)) is not None:
-            items.append(item)
-    expected = [(HELLO, None), (contribution(768), SPLIT_PAYLOAD), (contribution(0), b""), (REPORT, None)]
-    assert seen(items) == expected
-
-
 def test_a_message_is_delivered_though_junk_comes_with_it():
-    parser = open_parser()
-    hello = encode(HELLO)
-    parser.feed(hello[: frames.HEADER_BYTES])
-    body, header = parser.buffers()
-    body[:], header[:] = hello[frames.HEADER_BYTES :], b"j" * frames.HEADER_BYTES
-    assert parser.received(len(body) + len(header)) == frames.Delivery(HELLO, None)
+    items = open_parser().items(encode(HELLO) + b"junk")
+    assert next(items) == frames.Delivery(HELLO, None)
     with pytest.raises(ProtocolError, match="not a Skerry frame"):
-        parser.buffers()
+        next(items)
+
+
+def test_what_is_legal_may_change_between_two_items_that_came_together():
+    """Behind the last word of a handshake its sender may have sent messages already."""
+    parser = open_parser()
+    parser.legal = frames.STRANGER
+    items = parser.items(encode(Proof(1, bytes(32), b"")) + encode(HELLO))
+    assert isinstance(next(items), Proof)
+    parser.legal = frames.CONTROL_LINE
+    assert next(items) == frames.Delivery(HELLO, None)
 
 
 def test_transfers_interleave_and_chunks_come_in_any_order():

@@ -13,14 +13,14 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from skerry.wire.frames import NONCE_BYTES, Delivery, Handshake, Parser, Payload
 
 WORK_BYTES = 512 << 10  # per socket and turn, so that control never waits long
-SMALL_BYTES = 16 << 10  # a frame below it is not worth a call of its own
+SMALL_BYTES = 16 << 10  # what is shorter is not worth a call of its own: it leaves, and is read, with what follows it
 
 Role = Literal["new", "control", "bulk"]
 
@@ -45,7 +45,9 @@ class Meter:
 class Connection:
     """A socket with its parser and its queue of messages, and what its owner keeps about it."""
 
-    def __init__(self, sock: socket.socket, address: str, parser: Parser, meter: Meter, deadline: float) -> None:
+    def __init__(
+        self, sock: socket.socket, address: str, parser: Parser, meter: Meter, scratch: memoryview, deadline: float
+    ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
@@ -70,6 +72,7 @@ class Connection:
         self.began: float | None = None  # when the first byte came of what is being read
         self.last_began = 0.0  # the same of the last message that is complete
         self._meter = meter
+        self._scratch = scratch  # for what is short, and long enough for it; all of one endpoint may use the same
         self._writing: list[memoryview] = []  # the unsent rest of one frame
 
     def __repr__(self) -> str:
@@ -88,21 +91,37 @@ class Connection:
         elif self.sock.getsockname() == self.sock.getpeername():
             self.broken = "connected to itself"  # happens on loopback when nobody listens
 
-    def read(self) -> Iterator[Delivery | Handshake]:
-        """What has arrived, item by item; the caller may stop at any of them."""
-        work_bytes = 0
-        while work_bytes < WORK_BYTES and (count := self._receive(self.parser.buffers())):
+    def read(self, may_go_on: Callable[[], bool]) -> Iterator[Delivery | Handshake]:
+        """What has arrived, item by item; before each call of the system the caller is asked whether it takes more.
+
+        What is long is received straight into its place. What is short, a header, a message, comes with all that lies
+        behind it, for each call lets go of the GIL and waits for it; all that one call has brought has to be taken.
+        """
+        work_bytes, may_be_more = 0, True
+        while may_be_more and work_bytes < WORK_BYTES and may_go_on():
+            place = self.parser.buffer()
+            is_long = len(place) >= SMALL_BYTES
+            buffer = place if is_long else self._scratch
+            count = self._receive(buffer)
+            may_be_more = count == len(buffer)
             work_bytes += count
-            self.began = self.heard if self.began is None else self.began
-            item = self.parser.received(count)
-            if item is not None or self.parser.is_idle:
-                self.last_began, self.began = self.began, None if self.parser.is_idle else self.heard
+            items = [self.parser.received(count)] if is_long else self.parser.items(self._scratch[:count])
+            yield from self._timed(items)
+
+    def _timed(self, items: Iterable[Delivery | Handshake | None]) -> Iterator[Delivery | Handshake]:
+        """The items; of each it is noted when it began to come, and of what is not complete likewise."""
+        for item in items:
             if item is not None:
+                self.last_began, self.began = self.heard if self.began is None else self.began, None
                 yield item
+        if self.parser.is_idle:
+            self.began = None
+        elif self.began is None:
+            self.began = self.heard
 
     def discard(self) -> None:
         """Read for nothing: closing a socket with unread bytes could lose what we sent."""
-        self._receive([memoryview(bytearray(WORK_BYTES))])
+        self._receive(self._scratch)
 
     def write(self, bytes_max: int | None = None) -> Iterator[Outgoing]:
         """Send what is queued, as far as the socket takes it; yields each message that has left completely.
@@ -142,9 +161,9 @@ class Connection:
         self._writing = []
         self.sock.close()
 
-    def _receive(self, buffers: list[memoryview]) -> int:
+    def _receive(self, buffer: memoryview) -> int:
         try:
-            count = self.sock.recvmsg_into(buffers)[0]
+            count = self.sock.recv_into(buffer)
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -29,7 +29,7 @@ from skerry.core.messages import Message
 from skerry.errors import ProtocolError, WireError, one_line
 from skerry.memory import Arrays
 from skerry.wire import frames
-from skerry.wire.connection import Connection, Meter, Outgoing, Role
+from skerry.wire.connection import SMALL_BYTES, Connection, Meter, Outgoing, Role
 from skerry.wire.frames import Delivery, Dialect, Handshake, Parser, Payload
 from skerry.wire.loop import READ, WRITE, Loop
 from skerry.wire.peer import DRAIN_S, NEVER, ONE_LINE_TIMEOUTS, Peer
@@ -83,6 +83,7 @@ class TcpEndpoint(ABC):
         self._held_back: dict[Connection, None] = {}  # bulk connections that the rate lets send no more at present
         self._meter = Meter()
         self._arrays = Arrays(FREE_PAYLOADS_MAX)  # of all payloads that come in
+        self._scratch = memoryview(bytearray(SMALL_BYTES))  # where all else comes in
         self._peers: dict[int, Peer] = {}
         self._connections: dict[Connection, None] = {}  # a set that keeps its order: the oldest first
         self._peer_ids = itertools.count(1)
@@ -329,7 +330,8 @@ class TcpEndpoint(ABC):
 
     def _adopt(self, sock: socket.socket, address: str) -> Connection:
         deadline = time.monotonic() + self._handshake_s
-        connection = Connection(sock, address, Parser(self._dialect, self._arrays), self._meter, deadline)
+        parser = Parser(self._dialect, self._arrays)
+        connection = Connection(sock, address, parser, self._meter, self._scratch, deadline)
         self._connections[connection] = None
         return connection
 
@@ -369,9 +371,9 @@ class TcpEndpoint(ABC):
 
     def _read(self, connection: Connection) -> None:
         try:
-            for item in connection.read():
+            for item in connection.read(partial(self._may_read, connection)):
                 self._take(connection, item)
-                if not self._may_read(connection):
+                if connection.closed or connection.draining:
                     return
         except ProtocolError as error:
             self._broke_protocol(connection, str(error))

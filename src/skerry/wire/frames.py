@@ -210,10 +210,10 @@ def learner_dialect(payload_limit: PayloadLimit) -> Dialect:
 
 
 class Parser:
-    """Reads one connection: `buffers()` says where the next bytes go, `received(n)` that n of them are there.
+    """Reads one connection: `buffer()` says where the next bytes go, `received(n)` that n of them are there.
 
     `legal` holds the frame kinds that may come at present; the owner changes it when the handshake is over. A
-    chunk is received straight into its payload. After a ProtocolError the parser is spent.
+    chunk can be received straight into its payload. After a ProtocolError the parser is spent.
     """
 
     def __init__(self, dialect: Dialect, arrays: Arrays | None = None) -> None:
@@ -228,13 +228,7 @@ class Parser:
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty."""
-        return self.buffers()[0]
-
-    def buffers(self) -> list[memoryview]:
-        """The same, and behind a frame's the place of the next header, so that one call can fill both."""
-        if self._filled == len(self._target):  # a header that came with the frame before it
-            self._complete()
-        return [self._target[self._filled :], *self._behind]
+        return self._target[self._filled :]
 
     @property
     def is_idle(self) -> bool:
@@ -242,36 +236,31 @@ class Parser:
         return self._target is self._header and not self._filled and not self.transfers.is_open
 
     def received(self, count: int) -> Delivery | Handshake | None:
-        """Take note of `count` bytes in `buffers()`; returns what they complete, if anything."""
+        """Take note of `count` bytes in `buffer()`; returns what they complete, if anything."""
         self._filled += count
+        if self._filled == len(self._target):
+            return self._complete()
         if self._target is self._header:
             self._check_magic()
-        beyond = self._filled - len(self._target)
-        if beyond < 0:
-            return None
-        item = self._complete()
-        self._filled = beyond  # of the next header; it is looked at when the item is taken
-        return item
+        return None
 
-    def feed(self, data: Payload) -> list[Delivery | Handshake]:
-        """Everything that these bytes complete, wherever the stream was cut."""
-        rest, items = memoryview(data), []
+    def items(self, data: Payload) -> Iterator[Delivery | Handshake]:
+        """What these bytes complete, wherever the stream was cut; one is parsed when those before it were taken."""
+        rest = memoryview(data)
         while rest:
             target = self.buffer()
             count = min(len(target), len(rest))
             target[:count] = rest[:count]
             rest = rest[count:]
             if (item := self.received(count)) is not None:
-                items.append(item)
-        return items
+                yield item
 
-    def _expect(
-        self,
-        target: memoryview,
-        complete: Callable[[], Delivery | Handshake | None],
-        behind: tuple[memoryview, ...] = (),
-    ) -> None:
-        self._target, self._filled, self._complete, self._behind = target, 0, complete, behind
+    def feed(self, data: Payload) -> list[Delivery | Handshake]:
+        """The same, all at once."""
+        return list(self.items(data))
+
+    def _expect(self, target: memoryview, complete: Callable[[], Delivery | Handshake | None]) -> None:
+        self._target, self._filled, self._complete = target, 0, complete
 
     def _check_magic(self) -> None:
         """At the first byte that is wrong: who speaks another protocol may never send a whole header."""
@@ -299,12 +288,12 @@ class Parser:
         elif self._kind == CHUNK:
             self._expect(self._prefix, self._prefix_complete)
         else:
-            self._expect(memoryview(bytearray(self._body_bytes)), self._body_complete, (self._header,))
+            self._expect(memoryview(bytearray(self._body_bytes)), self._body_complete)
 
     def _prefix_complete(self) -> None:
         self._transfer, offset = PREFIX.unpack(self._prefix)
         target = self.transfers.claim(self._transfer, offset, self._body_bytes - PREFIX.size)
-        self._expect(target, self._chunk_complete, (self._header,))
+        self._expect(target, self._chunk_complete)
 
     def _chunk_complete(self) -> Delivery | None:
         self._verify(self._prefix, self._target)
