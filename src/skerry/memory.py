@@ -26,13 +26,19 @@ class Arrays:
 
     def __init__(self, free_max: int | None = None) -> None:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=free_max)
+        self._lent: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by the reference's own id
 
     def take(self, size: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
         block = self._block(size * np.dtype(dtype).itemsize)
         # over a memoryview: numpy would have a slice of an array over an array refer to the latter alone
         array = np.frombuffer(block.data, dtype, size)
-        weakref.finalize(array, self._free.append, block).atexit = False
+        watch = weakref.ref(array, self._take_back)
+        self._lent[id(watch)] = (watch, block)
         return array
+
+    def _take_back(self, watch: weakref.ref[Any]) -> None:
+        """Nothing refers to the array any more; called on whichever thread had the last reference."""
+        self._free.append(self._lent.pop(id(watch))[1])
 
     def _block(self, needed_bytes: int) -> npt.NDArray[np.uint8]:
         """The last that became free, for a cache may hold it; those that do not fit are forgotten."""
