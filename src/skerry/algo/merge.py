@@ -66,7 +66,7 @@ def merge(
 
 def weighted_mean(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
     """Δ = Σ w v / Σ w."""
-    _add_up(fragment, held, _per_slot(_shares(held), fragment), out, threads)
+    _add_up(fragment, held, _shares(held), out, threads)
     return np.ones(len(fragment.slots))
 
 
@@ -76,13 +76,13 @@ def radial_directional(fragment: Fragment, held: Sequence[Held], out: F32, threa
     Embeddings are averaged, for their deltas are not near orthogonal. So is a tensor whose directions cancel:
     nothing but rounding would be left to point the way.
     """
-    shares = _per_slot(_shares(held), fragment)  # (learners, slots), as are norms
-    norms = np.stack([contribution.norms for contribution in held])
+    shares, norms = _shares(held), _norms(held)
     squares = np.empty(fragment.row_count, np.float64)
 
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > NORM_MIN)
-    _add_up(fragment, held, shares * np.where(_averaged(fragment), 1.0, inverse), out, threads, squares)
-    return _stretch(fragment, held, squares, np.full(len(fragment.slots), DIRECTION_MIN), out, threads)
+    inverse[:, _averaged(fragment)] = 1.0
+    _add_up(fragment, held, shares * inverse, out, threads, squares)
+    return _stretch(fragment, held, squares, _radii(shares, norms), DIRECTION_MIN, out, threads)
 
 
 def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int = 1) -> F64:
@@ -92,7 +92,8 @@ def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int =
     is a tensor on which nobody agrees with anybody.
     """
     opened = _opened(fragment, held)
-    shares = _shares(held).astype(np.float32)
+    shares = _shares(held)
+    radii = _radii(shares, _norms(held))
     rows = (frozen(~_averaged(fragment)), fragment.row_start, fragment.row_stop, fragment.row_slot)
     squares = np.empty(fragment.row_count, np.float64)
 
@@ -103,15 +104,14 @@ def consensus(fragment: Fragment, held: Sequence[Held], out: F32, threads: int =
             mean = out[start:stop]
             mean[:] = 0.0
             mass, decoded = np.zeros_like(mean), np.empty_like(mean)
-            for (codec, payload), share in zip(opened, shares, strict=True):
+            for (codec, payload), share in zip(opened, shares[:, 0].astype(np.float32), strict=True):
                 kernels.decode(codec, payload, fragment.size, start, decoded)
                 kernels.add_both(share, frozen(decoded), mean, mass)
             kernels.weigh_by_agreement(*rows, frozen(mass), out, lo, hi)
             kernels.squares_of_rows(frozen(out), fragment.row_start, fragment.row_stop, squares, lo, hi)
 
     over_rows(work, fragment.row_count, threads)
-    shortest = np.maximum(DIRECTION_MIN * _radii(fragment, held), NORM_MIN)
-    return _stretch(fragment, held, squares, shortest, out, threads)
+    return _stretch(fragment, held, squares, radii, np.maximum(DIRECTION_MIN * radii, NORM_MIN), out, threads)
 
 
 RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean, "consensus": consensus}
@@ -121,35 +121,36 @@ def _averaged(fragment: Fragment) -> npt.NDArray[np.bool_]:
     return np.array([slot.kind == "embedding" for slot in fragment.slots])
 
 
-def _radii(fragment: Fragment, held: Sequence[Held]) -> F64:
+def _norms(held: Sequence[Held]) -> F64:
+    """‖v‖, float64[learners, slots]."""
+    return np.array([contribution.norms for contribution in held])
+
+
+def _radii(shares: F64, norms: F64) -> F64:
     """Σ w ‖v‖ / Σ w of each slot."""
-    norms = np.stack([contribution.norms for contribution in held])
-    # accumulate adds in learner order, sum need not
-    radii: F64 = np.add.accumulate(_per_slot(_shares(held), fragment) * norms, axis=0)[-1]
+    radii: F64 = np.add.accumulate(shares * norms, axis=0)[-1]  # adds in learner order, sum need not
     return radii
 
 
-def _stretch(fragment: Fragment, held: Sequence[Held], squares: F64, shortest: F64, out: F32, threads: int) -> F64:
+def _stretch(
+    fragment: Fragment, held: Sequence[Held], squares: F64, radii: F64, shortest: F64 | float, out: F32, threads: int
+) -> F64:
     """What gives each tensor of out the mean length of what was contributed; one below `shortest` becomes the mean."""
-    lengths = codecs.slot_norms(fragment, squares)
-    averaged = _averaged(fragment)
+    lengths, averaged = codecs.slot_norms(fragment, squares), _averaged(fragment)
     cancelled = ~averaged & (lengths < shortest)
-    shares = _per_slot(_shares(held), fragment)
     for slot in np.flatnonzero(cancelled):
-        _add_up(fragment, held, shares, out, threads, rows=np.flatnonzero(fragment.row_slot == slot))
-    return np.where(averaged | cancelled, 1.0, _radii(fragment, held) / np.maximum(lengths, shortest))
+        _add_up(fragment, held, _shares(held), out, threads, rows=np.flatnonzero(fragment.row_slot == slot))
+    factors = radii / np.maximum(lengths, shortest)
+    factors[averaged | cancelled] = 1.0
+    return factors
 
 
 def _shares(held: Sequence[Held]) -> F64:
-    """w / Σ w of each contribution."""
-    weights = np.array([contribution.weight for contribution in held], np.float64)
+    """w / Σ w of each contribution, float64[learners, 1]."""
+    weights = [contribution.weight for contribution in held]
     total = math.fsum(weights)
-    assert 0 < total < math.inf and weights.min() >= 0, f"no mean over weights {weights.tolist()}"
-    return weights / total
-
-
-def _per_slot(shares: F64, fragment: Fragment) -> F64:
-    return np.repeat(shares[:, None], len(fragment.slots), axis=1)
+    assert 0 < total < math.inf and min(weights) >= 0, f"no mean over weights {weights}"
+    return np.array(weights)[:, None] / total
 
 
 def _add_up(
@@ -161,12 +162,13 @@ def _add_up(
     squares: F64 | None = None,
     rows: I64 | None = None,
 ) -> None:
-    """out ← Σ coefficients[learner, slot] · decoded, over all rows or a run of them.
+    """out ← Σ coefficients[learner, slot] · decoded, over all rows or a run of them; a learner's may be one for all slots.
 
     `squares`, if handed in, gets each row's Σ x² while the row is still in cache.
     """
     groups = [_group(fragment, held[at : at + TOGETHER]) for at in range(0, len(held), TOGETHER)]
-    rounded = coefficients.astype(np.float32)
+    rounded = np.empty((len(held), len(fragment.slots)), np.float32)
+    rounded[:] = coefficients
     extents = (fragment.row_start, fragment.row_stop, fragment.row_slot)
     first, count = (0, fragment.row_count) if rows is None else (int(rows[0]), len(rows))
     none = np.empty(0, np.float64)
