@@ -355,7 +355,7 @@ class Pair:
                 self._tell(Reported(report))
             case Contribution() as c:
                 self.contributions[c.learner, c.life, c.seq] = (c, bytes(tapped[1]))
-                self.syncer.contribution(c, tapped[1], self.now)
+                self.syncer.contribution(c, tapped[1])
                 self.syncer.look(self.now)
 
     def _to_learner(self, wire):

@@ -162,7 +162,7 @@ def _add_up(
     squares: F64 | None = None,
     rows: I64 | None = None,
 ) -> None:
-    """out ← Σ coefficients[learner, slot] · decoded, over all rows or a run of them; a learner's may be one for all slots.
+    """out ← Σ coefficients[learner, slot] · decoded, over all rows or a run of them; one column is for every slot.
 
     `squares`, if handed in, gets each row's Σ x² while the row is still in cache.
     """

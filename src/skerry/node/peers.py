@@ -103,7 +103,7 @@ class Learners:
                 raise ProtocolError(f"a report on {len(message.positions)} fragments")
             self.node.handle(Reported(message), now)
         elif event.payload is not None:
-            self.node.contribution(message, event.payload, now, event.payload_s)
+            self.node.contribution(message, event.payload, event.payload_s)
 
     def _hello(self, peer: int, hello: Hello, now: float) -> None:
         if peer in self.peers:

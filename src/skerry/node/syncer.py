@@ -62,6 +62,7 @@ ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice
 COMMITS_PER_COLLECT = 32
 DELTAS_BYTES = 512 << 20  # of deltas that are kept for learners a few versions behind, beside each fragment's newest
 BEHIND_BYTES = 256 << 20  # of deltas that wait for the disk: beyond it no further merge is begun
+LOOK_BYTES = 1 << 20  # of payloads that are looked at together: to hand one over takes as long as to look at 100 kB
 SAYS_S = 10.0  # at most one line in this time about a disk that is too slow
 
 log = logging.getLogger("skerry.syncer")
@@ -84,11 +85,25 @@ class Arrival(NamedTuple):
     took_s: float  # to find it
 
 
+class Unseen(NamedTuple):
+    """A contribution that is complete and was not looked at yet."""
+
+    contribution: Contribution
+    payload: Payload
+    payload_s: float  # that it was on its way
+
+
 class Inspected(NamedTuple):
     """A contribution was looked at: what the machine is told, and what there is to hold."""
 
     event: Arrived
     arrival: Arrival | None  # none if its bytes are damaged
+
+
+class Looked(NamedTuple):
+    """Some contributions were, one after the other."""
+
+    inspected: tuple[Inspected, ...]
 
 
 class Version(NamedTuple):
@@ -103,7 +118,7 @@ class Version(NamedTuple):
     ended_at: float
 
 
-Work = Inspected | Version | Checkpointed
+Work = Looked | Version | Checkpointed
 
 
 class Outbox(Protocol):
@@ -141,7 +156,8 @@ class SyncerNode:
         self.values = versions.newest(store, state, self.fragments, algebra, threads)
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
-        self.unseen_bytes = 0  # of contributions that wait to be looked at
+        self.unseen_bytes = 0  # of contributions that wait to be looked at, or are
+        self._gathered: list[Unseen] = []  # those that no worker was handed yet
         self.finished: Ending | None = None
         self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
         self._merges_waiting: deque[Merge] = deque()  # for the disk
@@ -188,11 +204,19 @@ class SyncerNode:
         self._perform(self.machine.step(ticked, now), None)
         self.observer.event_done(ticked)
 
-    def contribution(self, c: Contribution, payload: Payload, now: float, payload_s: float = 0.0) -> None:
-        """A contribution is complete: its values are looked at before the machine decides on it."""
+    def contribution(self, c: Contribution, payload: Payload, payload_s: float = 0.0) -> None:
+        """A contribution is complete: its values are looked at before the machine decides on it.
+
+        Those that come together, as a learner's of one boundary do, are handed to a worker together if they are small.
+        """
         self.unseen_bytes += len(payload)
-        self.pool.submit(partial(self._inspect, c, payload, payload_s), "short")
-        self.finish(now)
+        self._gathered.append(Unseen(c, payload, payload_s))
+        if sum(len(one.payload) for one in self._gathered) >= LOOK_BYTES:
+            self._begin_look()
+
+    def _begin_look(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self.pool.submit(partial(self._look_at, gathered), "short")
 
     @property
     def has_unseen(self) -> bool:
@@ -200,13 +224,15 @@ class SyncerNode:
         return self.unseen_bytes > 0
 
     def finish(self, now: float) -> bool:
-        """Take in the work that has ended, and say whether any had; a look is to follow.
+        """Begin the work that has gathered, take in what has ended, and say whether any had; a look is to follow.
 
         Once this process is finished it is dropped, and nobody has heard of it.
         """
         self.log.take_ended()
         if self.finished:
             return False
+        if self._gathered:
+            self._begin_look()
         if self._merges_waiting:
             self._begin_merges()
         if not (ended := self.pool.ended()):
@@ -214,12 +240,16 @@ class SyncerNode:
         if not self.machine.is_interrupted:
             self._take_versions([one for one in ended if isinstance(one, Version)], now)
         for one in ended:
-            if isinstance(one, Inspected):
-                self.unseen_bytes -= one.event.payload_bytes
-                self.handle(one.event, now, one.arrival)
+            if isinstance(one, Looked):
+                self._take_looked(one, now)
             elif isinstance(one, Checkpointed):
                 self.handle(CheckpointDone(one), now)
         return True
+
+    def _take_looked(self, looked: Looked, now: float) -> None:
+        for event, arrival in looked.inspected:
+            self.unseen_bytes -= event.payload_bytes
+            self.handle(event, now, arrival)
 
     def _take_versions(self, ended: Sequence[Version], now: float) -> None:
         """Merges that have ended together share one commit; what follows from any of them comes behind it."""
@@ -319,6 +349,9 @@ class SyncerNode:
             self.log.do(partial(self.store.collect, state.files, state.journal))
 
     # ------------------------------------------------------------------------------------------ work for the pool
+
+    def _look_at(self, unseen: Sequence[Unseen]) -> Looked:
+        return Looked(tuple(self._inspect(*one) for one in unseen))
 
     def _inspect(self, c: Contribution, payload: Payload, payload_s: float) -> Inspected:
         began = self.clock()

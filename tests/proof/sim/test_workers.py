@@ -6,7 +6,7 @@ from skerry.core.events import Arrived
 from skerry.core.facts import Checkpointed, Decision, Took
 from skerry.core.messages import Contribution, Publication, Pull
 from skerry.node.log import Written
-from skerry.node.syncer import Inspected, Version
+from skerry.node.syncer import Inspected, Looked, Version
 from skerry.proof.sim.timeline import Timeline
 from skerry.proof.sim.workers import NodeThread, TimedDisk, TimedWorkers
 from skerry.run.delays import Delays
@@ -25,8 +25,8 @@ def contribution_of(p, seq=1):
     return Contribution("a", 1, seq, p, 0, 0, 0, 1, 1, "int4", b"")
 
 
-def inspected_of(p):
-    return Inspected(Arrived(contribution_of(p), 10), None)
+def looked_at(*fragments):
+    return Looked(tuple(Inspected(Arrived(contribution_of(p), 10), None) for p in fragments))
 
 
 def ended_at(count, *work):
@@ -44,8 +44,9 @@ def ended_at(count, *work):
 
 
 def test_work_takes_its_time_and_waits_for_a_worker():
-    assert ended_at(1, inspected_of(0), inspected_of(1), inspected_of(0)) == pytest.approx([0.1, 0.3, 0.4])
-    assert ended_at(2, inspected_of(0), inspected_of(1), inspected_of(0)) == pytest.approx([0.1, 0.2, 0.2])
+    assert ended_at(1, looked_at(0), looked_at(1), looked_at(0)) == pytest.approx([0.1, 0.3, 0.4])
+    assert ended_at(2, looked_at(0), looked_at(1), looked_at(0)) == pytest.approx([0.1, 0.2, 0.2])
+    assert ended_at(2, looked_at(0, 1), looked_at(0)) == pytest.approx([0.3, 0.1])
 
 
 def test_merges_are_side_by_side_on_several_workers():

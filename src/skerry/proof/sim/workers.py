@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from skerry.core.facts import Checkpointed
 from skerry.core.messages import Contribution, Message, Publication
 from skerry.node.log import Written
-from skerry.node.syncer import Inspected, Version, Work
+from skerry.node.syncer import Looked, Version, Work
 from skerry.node.work import Rank
 from skerry.proof.sim.timeline import Timeline
 from skerry.run.delays import Delays
@@ -44,10 +44,11 @@ class TimedWorkers:
         taken, self._ended = self._ended, []
         return taken
 
-    def _takes_s(self, done: Inspected | Version) -> float:
+    def _takes_s(self, done: Looked | Version) -> float:
         if isinstance(done, Version):
             return self._delays.merge_s(self._sizes[done.decision.fragment])
-        return self._delays.inspect_s(self._sizes[done.event.contribution.fragment])
+        fragments = [one.event.contribution.fragment for one in done.inspected]
+        return sum(self._delays.inspect_s(self._sizes[p]) for p in fragments)
 
     def _end(self, done: Work) -> None:
         self._ended.append(done)
