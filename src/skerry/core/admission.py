@@ -6,6 +6,7 @@ is every seq up to the settled one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from skerry.core.facts import Row
@@ -66,9 +67,9 @@ def unknown_life(learner: str, life: int, newest: int) -> str:
 
 def ahead(learner: str, held: Sequence[int], known: Sequence[int]) -> str:
     """What versions from the future say, fragment by fragment; "" if there are none. They too are durable first."""
-    lost = [max(0, ours - its) for ours, its in zip(held, known, strict=True)]
-    if not any(lost):
+    if all(map(operator.le, held, known)):
         return ""
+    lost = [max(0, ours - its) for ours, its in zip(held, known, strict=True)]
     p = lost.index(max(lost))
     return (
         f"learner {learner} holds version {held[p]} of fragment {p}, this syncer knows of {known[p]} "

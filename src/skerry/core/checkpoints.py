@@ -34,9 +34,9 @@ class Checkpoints:
             return []
         if lacking := self._lacking(state):
             return self.begin(lacking[:1])
-        overdue = {p: self._overdue(state, p) for p in range(len(state.fragments))}
-        worst = max(overdue, key=lambda p: overdue[p])
-        return self.begin([worst]) if overdue[worst] >= 0 else []
+        overdue = [self._overdue(state, p) for p in range(len(state.fragments))]
+        worst = max(overdue)
+        return self.begin([overdue.index(worst)]) if worst >= 0 else []
 
     def last(self, state: RunState) -> list[int]:
         """Every fragment that has moved since its last checkpoint, all at once: this process is about to end."""

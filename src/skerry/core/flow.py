@@ -11,7 +11,7 @@ ones: what is sent of them is never more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 WINDOW_BYTES = 128 << 20  # a tenth of a second at 10 Gbit/s: longer than a busy syncer takes to hand over the next
 
@@ -22,9 +22,11 @@ class Window:
     def __init__(self, fragment_bytes: Sequence[int], streams: int, bytes_max: int = WINDOW_BYTES) -> None:
         self.fragment_bytes, self.streams, self.bytes_max = fragment_bytes, streams, bytes_max
 
-    def admitted(self, sending: Collection[int], waiting: Iterable[int]) -> list[int]:
+    def admitted(self, sending: Collection[int], waiting: Collection[int]) -> list[int]:
         """Those of the waiting, longest first, that may follow what is being sent; none overtakes one of its stream."""
-        on_way = sum(self.fragment_bytes[p] for p in sending)
+        on_way = sum([self.fragment_bytes[p] for p in sending])
+        if on_way + sum([self.fragment_bytes[p] for p in waiting]) <= self.bytes_max:
+            return list(waiting)
         busy = {p % self.streams for p in sending}
         held_back: set[int] = set()  # streams whose next fragment has to wait
         admitted = []

@@ -58,9 +58,11 @@ class Held:
 
         That one is the fragment of the `oldest` open round, or if none is open the first of which something is held.
         """
-        if self._fits(self._expected.get(p, 0)):
-            return True
-        return p == (oldest if oldest is not None else min(self._begun(), default=p))
+        return self.fits(p) or p == (oldest if oldest is not None else min(self._begun(), default=p))
+
+    def fits(self, p: int) -> bool:
+        """The next one to the fragment does, whichever rounds are open."""
+        return self._fits(self._expected.get(p, 0))
 
     @property
     def is_full(self) -> bool:

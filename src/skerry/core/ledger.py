@@ -77,9 +77,9 @@ class Ledger(Struct):
 
     def account(self, learner: str, life: int) -> Account:
         key = f"{learner}/{life}"
-        if key not in self.accounts:
-            self.accounts[key] = Account([Settled() for _ in range(self.fragment_count)])
-        return self.accounts[key]
+        if (account := self.accounts.get(key)) is None:
+            account = self.accounts[key] = Account([Settled() for _ in range(self.fragment_count)])
+        return account
 
     def settled(self, learner: str, life: int, fragment: int) -> Settled:
         return self.account(learner, life).settled[fragment]
@@ -123,9 +123,12 @@ class Ledger(Struct):
                 self.discarded_steps += row.steps
 
     def _raise(self, account: Account, step: int, tokens: int) -> None:
-        self.steps += max(0, step - account.step)
-        self.produced += max(0, tokens - account.tokens) * self.fragment_count
-        account.step, account.tokens = max(account.step, step), max(account.tokens, tokens)
+        if step > account.step:
+            self.steps += step - account.step
+            account.step = step
+        if tokens > account.tokens:
+            self.produced += (tokens - account.tokens) * self.fragment_count
+            account.tokens = tokens
 
     def rest(self, learner: str, life: int, fragment: int, fate: Fate) -> list[Row]:
         """The row that would discard what this life has pending on a fragment (none if nothing is)."""

@@ -141,7 +141,7 @@ class Member:
     def unsettled(self, p: int) -> int:
         """Steps on p that it could still contribute: not settled, and not given up by itself."""
         assert self.report is not None
-        return self.stepped - self._ended(p)
+        return self.stepped - max(self.settled[p], self.report.positions[p].mark_step)
 
     def _ended(self, p: int) -> int:
         """The step up to which its work on p has its fate, or was given up by itself."""

@@ -114,8 +114,11 @@ class Rounds:
 
     def pull(self, p: int, view: View) -> list[Want]:
         """Whom to ask now for an open round: who has no order, and when it opens who has one that is far off."""
+        is_opening = self.open[p].opened_at == view.now
+        if not is_opening and not view.roster.askable[p]:
+            return []
         askable = view.roster.askable[p] & view.ready.keys()
-        if self.open[p].opened_at == view.now:
+        if is_opening:
             awaited = view.roster.awaited[p] & view.ready.keys()
             askable |= {learner for learner in awaited if view.ready[learner].may_come_sooner(p, view.now)}
         if not askable or not view.held.has_room(p, self.oldest):
@@ -125,10 +128,13 @@ class Rounds:
     def close(self, p: int, view: View) -> Close | None:
         """Whether an open round has waited long enough."""
         round_, held = self.open[p], view.held[p]
-        if len(held) >= view.quorum and round_.quorum_at is None:
+        if len(held) < view.quorum:
+            round_.waits = f"{len(held)} of quorum {view.quorum}"
+            return None
+        if round_.quorum_at is None:
             round_.quorum_at = view.now
             self.quorum_s = ema(self.quorum_s, view.now - round_.opened_at)
-        missing = self._missing(p, view) if len(held) >= view.quorum else {}
+        missing = self._missing(p, view)
         verdict = decide(len(held), view.quorum, missing, round_.quorum_at, self._grace_s(view), view.now)
         if verdict.closes and (rest := self._worth_waiting_for(round_, missing, view)):
             verdict = Verdict(None, f"for {', '.join(rest)}, expected before a next round could be")

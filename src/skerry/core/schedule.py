@@ -162,10 +162,10 @@ def is_keeping_due(every: float, state: RunState) -> bool:
     """
     if not every:
         return False
-    last = state.last_kept or state.start
+    last = state.last_kept  # none: the start is
     if every >= 1:
-        return min(at.version for at in state.fragments) // every > min(last.versions) // every
-    return int(state.progress / every) > int(last.progress / every)
+        return min(at.version for at in state.fragments) // every > (min(last.versions) if last else 0) // every
+    return int(state.progress / every) > int((last.progress if last else 0.0) / every)
 
 
 class Pacer:

@@ -339,7 +339,7 @@ class SyncerMachine:
             return
         self.held.expect(c.fragment, event.payload_bytes)
         reason, harmful = self._verdict(event, c)
-        if reason is None and not self.held.has_room(c.fragment, self.rounds.oldest):
+        if reason is None and not (self.held.fits(c.fragment) or self.held.has_room(c.fragment, self.rounds.oldest)):
             reason = "full"
             self.roster.forget(member, c.fragment)  # asked again once there is room
         if reason is None:

@@ -157,7 +157,8 @@ class SyncerNode:
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
         self.unseen_bytes = 0  # of contributions that wait to be looked at, or are
-        self._gathered: list[Unseen] = []  # those that no worker was handed yet
+        self._gathered: list[Unseen] = []  # those that no worker was handed yet,
+        self._gathered_bytes = 0  # and their sum
         self.finished: Ending | None = None
         self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
         self._merges_waiting: deque[Merge] = deque()  # for the disk
@@ -211,11 +212,12 @@ class SyncerNode:
         """
         self.unseen_bytes += len(payload)
         self._gathered.append(Unseen(c, payload, payload_s))
-        if sum(len(one.payload) for one in self._gathered) >= LOOK_BYTES:
+        self._gathered_bytes += len(payload)
+        if self._gathered_bytes >= LOOK_BYTES:
             self._begin_look()
 
     def _begin_look(self) -> None:
-        gathered, self._gathered = self._gathered, []
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         self.pool.submit(partial(self._look_at, gathered), "short")
 
     @property
