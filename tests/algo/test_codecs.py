@@ -12,6 +12,7 @@ from skerry import algo
 from skerry.algo import kernels, warm_up
 from skerry.algo.codecs import CODECS, decode, encode, inspect, number, payload_bytes, readable
 from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, layout_of, padded, split
+from skerry.algo.kernels import ROWS_PER_THREAD_MIN
 from skerry.algo.merge import TOGETHER
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
@@ -210,7 +211,7 @@ def test_encode_writes_into_the_buffer_it_is_handed(codec):
 @every_codec
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_do_not_change_a_bit(codec, threads):
-    x = gaussian(50 * ROW + BLOCK)
+    x = gaussian(threads * ROWS_PER_THREAD_MIN * ROW + BLOCK)  # less would be done on one thread
     one, many = np.empty_like(x), np.empty_like(x)
     payload = encode(codec, x, decoded=one)
     assert encode(codec, x, decoded=many, threads=threads).tobytes() == payload.tobytes()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from skerry.algo import merge as merging
 from skerry.algo.codecs import CODECS, decode, encode, inspect
 from skerry.algo.fragments import BLOCK, ROW, Fragment, Tensor, gather, layout_of, scatter, split
+from skerry.algo.kernels import ROWS_PER_THREAD_MIN
 from skerry.algo.merge import RULES, Held
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
@@ -155,8 +156,9 @@ def test_weight_zero_is_absence(rule, weights):
 @every_rule
 @pytest.mark.parametrize("codec", ["fp32", "int4"])
 def test_any_number_of_threads_gives_the_same_bits(rule, codec):
+    share = ROWS_PER_THREAD_MIN * ROW  # of one thread at least
     fragment = fragment_of(
-        Tensor("a", (33 * ROW + 17,)), Tensor("b", (20 * ROW,), "embedding"), Tensor("c", (70 * ROW + 1,))
+        Tensor("a", (2 * share + 17,)), Tensor("b", (share,), "embedding"), Tensor("c", (4 * share + 1,))
     )
     held = hold_many(fragment, [1.0, 2.0, 0.5], codec)
     alone = merge(rule, fragment, held)
@@ -231,7 +233,7 @@ def test_padding_stays_zero_even_when_a_contribution_fills_it(rule, codec):
 @pytest.mark.parametrize("gain", [1.0, 0.3])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_delta_is_multiplied_by_the_gain_and_then_encoded(rule, codec, gain, threads):
-    fragment = fragment_of(Tensor("a", (33 * ROW + 17,)), Tensor("b", (300,), "embedding"))
+    fragment = fragment_of(Tensor("a", (2 * ROWS_PER_THREAD_MIN * ROW + 17,)), Tensor("b", (300,), "embedding"))
     held = hold_many(fragment, [1.0, 2.0], "int8")
     expected = encode(codec, np.float32(gain) * merge(rule, fragment, held))
     assert merging.merge(rule, fragment, held, codec, gain, threads).tobytes() == expected.tobytes()

@@ -9,6 +9,7 @@ from algo import slow
 from skerry.algo.codecs import CODECS, decode, encode
 from skerry.algo.digests import digest
 from skerry.algo.fragments import BLOCK, ROW
+from skerry.algo.kernels import ROWS_PER_THREAD_MIN
 from skerry.algo.outer import OUTER_RULES, Advanced, OuterStep, adopt, advance
 
 small = settings(deadline=None, max_examples=25, derandomize=True)
@@ -199,7 +200,8 @@ def test_a_difference_that_overflows_is_flagged(codec):
 @every_rule
 @pytest.mark.parametrize("threads", [2, 5])
 def test_any_number_of_threads_gives_the_same_bits(codec, rule, threads):
-    state, delta = version_before(size=90 * ROW + BLOCK), encode("bf16", gaussian(3, size=90 * ROW + BLOCK))
+    size = threads * ROWS_PER_THREAD_MIN * ROW + BLOCK  # less would be done on fewer threads
+    state, delta = version_before(size=size), encode("bf16", gaussian(3, size=size))
     step = OuterStep(rule, 0.7, 0.9)
     alone = advance(step, *state, "bf16", delta, codec)
     many = advance(step, *state, "bf16", delta, codec, threads)
