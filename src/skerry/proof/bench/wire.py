@@ -3,8 +3,8 @@
 Both subjects carry the same payloads over loopback between the same two processes. The product's are contributions
 from a learner's client to a syncer's server, over so many streams. The bare ones have a blocking socket and a thread a
 stream on either side, and nothing but payloads and their xxh3 goes through them; they hash and receive a payload into
-memory of its own, as the product does, in pieces of the product's chunks. Subjects alternate in short stretches, so
-that what else the machine does meets both.
+memory of its own that is used again, as the product does, in pieces of the product's chunks. Of either, the receiver
+holds the last few payloads. Subjects alternate in short stretches, so that what else the machine does meets both.
 """
 
 from __future__ import annotations

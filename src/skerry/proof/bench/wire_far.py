@@ -2,6 +2,9 @@
 
 It says on which ports it listens. Then a line of JSON comes for each stretch; one goes back when it is ready for the
 first payload, and one when the last is here. It ends with its input.
+
+Whatever brought it, a payload is held until HELD others have come after it, as a syncer holds contributions until they
+are merged: a receiver that wrote over its one buffer would have it in cache all the time, and nothing to hand on.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from typing import Literal
 
 import msgspec
@@ -18,6 +22,8 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
+from skerry.memory import Arrays
+from skerry.shell.syncer import GATHER_S
 from skerry.wire.frames import CHUNK_BYTES
 from skerry.wire.tcp import Server
 from skerry.wire.transport import Inbox, Lost, Received
@@ -25,6 +31,7 @@ from skerry.wire.transport import Inbox, Lost, Received
 HOST = "127.0.0.1"
 STRETCH_S_MAX = 300.0
 DIGEST_BYTES = 8
+HELD = 8  # payloads: a merge of eight learners has so many
 
 Subject = Literal["product", "bare"]
 
@@ -61,6 +68,8 @@ class Far:
         self.server = Server(HOST, 0, None, self.inbox, lambda message: self.payload_bytes, streams=streams)
         self.listener = socket.create_server((HOST, 0))
         self.sockets: list[socket.socket] = []
+        self.held: deque[memoryview] = deque(maxlen=HELD)
+        self.arrays = Arrays(HELD)  # of the bare ones' payloads; the server has its own
 
     @property
     def ports(self) -> Ports:
@@ -81,34 +90,41 @@ class Far:
         return Done(time.process_time() - began_s)
 
     def _receive_deliveries(self, payloads: int) -> None:
-        """Take out of the inbox what the I/O thread has put in, as a node does."""
+        """Take out of the inbox what the I/O thread has put in, turn by turn, as a syncer does."""
         while payloads:
             for event in self.inbox.drain(payloads, STRETCH_S_MAX):
                 if isinstance(event, Lost):
                     raise ConnectionError(event.reason)
-                payloads -= isinstance(event, Received)
+                if isinstance(event, Received) and event.payload is not None:
+                    self.held.append(event.payload)
+                    payloads -= 1
             self.inbox.settle()
+            time.sleep(GATHER_S)
 
     def _receive_bare(self, stretch: Stretch) -> None:
         each = (stretch.payload_bytes, stretch.payloads // self.streams)
-        threads = [threading.Thread(target=_receive_bare, args=(sock, *each)) for sock in self.sockets]
+        threads = [threading.Thread(target=self._receive_from, args=(sock, *each)) for sock in self.sockets]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
+    def _receive_from(self, sock: socket.socket, payload_bytes: int, payloads: int) -> None:
+        for _ in range(payloads):
+            payload = self.arrays.take(payload_bytes, np.uint8).data
+            _receive_bare(sock, payload)
+            self.held.append(payload)
 
-def _receive_bare(sock: socket.socket, payload_bytes: int, payloads: int) -> None:
-    """Each payload into memory of its own, hashed while it is still in the cache, and the digest behind it."""
-    digest = memoryview(bytearray(DIGEST_BYTES))
-    for _ in range(payloads):
-        payload, state = np.empty(payload_bytes, np.uint8).data, xxhash.xxh3_64()
-        for offset in range(0, payload_bytes, CHUNK_BYTES):
-            chunk = payload[offset : offset + CHUNK_BYTES]
-            _fill(sock, chunk)
-            state.update(chunk)
-        _fill(sock, digest)
-        assert digest == state.digest()
+
+def _receive_bare(sock: socket.socket, payload: memoryview) -> None:
+    """A payload, hashed by the chunk while it is still in the cache, and the digest behind it."""
+    digest, state = memoryview(bytearray(DIGEST_BYTES)), xxhash.xxh3_64()
+    for offset in range(0, len(payload), CHUNK_BYTES):
+        chunk = payload[offset : offset + CHUNK_BYTES]
+        _fill(sock, chunk)
+        state.update(chunk)
+    _fill(sock, digest)
+    assert digest == state.digest()
 
 
 def _fill(sock: socket.socket, target: memoryview) -> None:
