@@ -40,6 +40,11 @@ class Delays(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 NONE = Delays()
 
+# What all of a syncer's threads together need the interpreter for, for one contribution: from its bytes on a socket to
+# the version that it is in on another. No tape can tell, and it is the same for fragments of any size (docs/LOG.md,
+# "Python a merge").
+PYTHON_S = 0.0006
+
 # docs/LOG.md, "What the product's own work takes"
 MEASURED = Delays(encode_ns=6.7, adopt_ns=4.4, inspect_ns=1.9, merge_ns=15.4, commit_s=0.0032)
 

@@ -29,14 +29,14 @@ def looked_at(*fragments):
     return Looked(tuple(Inspected(Arrived(contribution_of(p), 10), None) for p in fragments))
 
 
-def ended_at(count, *work):
+def ended_at(count, *work, python_s=0.0):
     """When each of these, submitted at once to so many workers, is taken in."""
     timeline, heard = Timeline(), []
 
     def wake():
         heard.extend((round(timeline.now, 6), one) for one in pool.ended())
 
-    pool = TimedWorkers(timeline, DELAYS, SIZES, count, wake)
+    pool = TimedWorkers(timeline, DELAYS, SIZES, count, wake, python_s)
     for one in work:
         pool.submit(lambda one=one: one)
     timeline.run_until(100.0)
@@ -52,6 +52,13 @@ def test_work_takes_its_time_and_waits_for_a_worker():
 def test_merges_are_side_by_side_on_several_workers():
     assert ended_at(1, version_of(0), version_of(1)) == pytest.approx([1.0, 3.0])
     assert ended_at(2, version_of(0), version_of(1)) == pytest.approx([1.0, 2.0])
+
+
+def test_however_many_workers_there_are_they_share_one_interpreter():
+    looks = [looked_at(0), looked_at(0, 0), looked_at(0)]
+    assert ended_at(4, *looks, python_s=0.3) == pytest.approx([0.3, 0.9, 1.2])
+    assert ended_at(4, *looks, version_of(0), python_s=0.3) == pytest.approx([0.3, 0.9, 1.2, 1.2]), "it needs it to end"
+    assert ended_at(4, *looks, version_of(1), python_s=0.3) == pytest.approx([0.3, 0.9, 1.2, 2.0])
 
 
 def test_a_checkpoint_keeps_no_worker():

@@ -16,6 +16,7 @@ from skerry.core.messages import FULL
 from skerry.errors import MeasurementError
 from skerry.proof.twin import twin
 from skerry.proof.twin.measurements import Life, Measurements, Window, measurements_of, numbers
+from skerry.run.delays import PYTHON_S, Delays
 from skerry.run.facts import Stamped, facts_of
 from skerry.run.tally import Tally
 
@@ -119,6 +120,18 @@ def test_the_same_seed_gives_the_same_twin():
     found = told_of()
     first, again = (numbers(found, twin.live(found, seed=5)) for _ in range(2))
     assert first == again
+
+
+def test_a_twin_merges_no_more_than_one_interpreter_can(monkeypatch):
+    """Three learners have seven contributions a second merged; where each takes 0.6 s there is no time for two."""
+    found = replace(told_of(faults=()), delays=Delays(commit_s=0.001))
+    contributions = []
+    for python_s in (PYTHON_S, 0.6):
+        monkeypatch.setattr(twin, "PYTHON_S", python_s)
+        lived = numbers(found, twin.live(found, seed=2))
+        contributions.append(lived["merges"] * lived["contributors_mean"] / lived["train_s"])
+    free, bound = contributions
+    assert bound < 1 / 0.6 and free > 7
 
 
 @pytest.mark.parametrize("codec", get_args(configs.Codec))

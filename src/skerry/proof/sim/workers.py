@@ -21,14 +21,24 @@ from skerry.run.delays import Delays
 class TimedWorkers:
     """A `Pool` of so many workers; `wake` is called whenever something has ended.
 
-    Work is begun in the order in which it was submitted; checkpoints are written beside it.
+    Work is begun in the order in which it was submitted; checkpoints are written beside it. The workers share one
+    interpreter, which a contribution needs for `python_s` and a piece of work to end: however many workers there are,
+    so many contributions a second and no more.
     """
 
     def __init__(
-        self, timeline: Timeline, delays: Delays, sizes: Sequence[int], count: int, wake: Callable[[], object]
+        self,
+        timeline: Timeline,
+        delays: Delays,
+        sizes: Sequence[int],
+        count: int,
+        wake: Callable[[], object],
+        python_s: float = 0.0,
     ) -> None:
         self._timeline, self._delays, self._sizes, self._wake = timeline, delays, sizes, wake
+        self._python_s = python_s
         self._free_at = [0.0] * count
+        self._interpreter_free_at = 0.0
         self._ended: list[Work] = []
 
     def submit(self, work: Callable[[], Work], rank: Rank = "long") -> None:
@@ -36,8 +46,11 @@ class TimedWorkers:
         if isinstance(done, Checkpointed):
             self._end(done)
             return
+        if isinstance(done, Looked):
+            python_s = self._python_s * len(done.inspected)
+            self._interpreter_free_at = max(now, self._interpreter_free_at) + python_s
         self._free_at.sort()
-        self._free_at[0] = max(now, self._free_at[0]) + self._takes_s(done)
+        self._free_at[0] = max(self._interpreter_free_at, max(now, self._free_at[0]) + self._takes_s(done))
         self._timeline.at(self._free_at[0] - now, lambda: self._end(done))
 
     def ended(self) -> list[Work]:

@@ -31,7 +31,7 @@ from skerry.proof.sim.timeline import Timeline
 from skerry.proof.sim.workers import NodeThread, TimedDisk, TimedWorkers
 from skerry.proof.sim.world import layout_for
 from skerry.proof.twin.measurements import CUTS, LATENCY_S, Life, Measurements
-from skerry.run.delays import NONE
+from skerry.run.delays import NONE, PYTHON_S
 from skerry.run.genesis import begin
 from skerry.run.tally import Tally, tally
 from skerry.store.files import FileSystem
@@ -101,6 +101,7 @@ class Twin(Timeline):
                 self.measured.sizes,
                 self.measured.config.merge.threads,
                 lambda: self._turn(driver),
+                PYTHON_S,
             )
             self.syncer.log.pool = TimedDisk(self, self.measured.delays, lambda: self._turn(driver))
         self.learners.endpoint = self.hub
