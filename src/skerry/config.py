@@ -74,7 +74,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Merge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rule: Literal["rda", "mean", "consensus"] = "rda"  # embeddings are always averaged
-    threads: int = 4  # of the syncer: look at contributions, merge, hash, write; no more than it has cores; one a merge
+    threads: int = 4  # of the syncer: look at contributions, merge, hash, write; no more than it has cores
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -264,10 +264,11 @@ class Bench:
         settled_step: int = 0,
         base_version: int | None = None,
         order: int = 0,
+        lay_s: float = 0.0,
     ) -> list[object]:
         base = version - 1 if base_version is None else base_version
-        settled = (settled_seq, settled_step)
-        return self.step(Told(Publication(1, self.machine.life, p, version, base, "fp32", b"", *settled, 0.0, order)))
+        settled = (settled_seq, settled_step, 0.0, order, lay_s)
+        return self.step(Told(Publication(1, self.machine.life, p, version, base, "fp32", b"", *settled)))
 
     @property
     def report(self) -> Report:

@@ -287,6 +287,27 @@ def test_design_a_round_that_saw_an_outage_says_nothing_about_the_link():
     assert found == [2, 2, 4]
 
 
+def test_design_what_a_round_takes_is_without_the_time_its_work_lay_waiting():
+    """Ten steps of a second passed until the version came, and for six and a half of them the work lay at the syncer."""
+    bench = Bench()
+    bench.boundary()
+    c = bench.contribute(0)
+    bench.boundary(9)
+    bench.publish(0, 1, settled_seq=c.seq, settled_step=c.to_step, lay_s=6.5)
+    assert bench.report.round_steps == 4
+
+
+def test_design_a_version_says_how_long_the_work_in_it_lay_waiting():
+    """The quick one's waits for the other, whose round it is too; that one's does not wait."""
+    desk = Desk(num_fragments=1, sync_every=4, quorum=2)
+    desk.ready("a", "b")
+    desk.report("a", 4), desk.report("b", 4)
+    desk.contribute("a", 0)
+    desk.now += 3.0
+    published = of(desk.contribute("b", 0), Publish)
+    assert {action.learner: action.lay_s for action in published} == {"a": 3.0, "b": 0.0}
+
+
 def test_design_an_order_is_carried_out_at_its_step_and_ends_with_its_link():
     """Unasked, when so many steps are unsettled; the version that settles them brings the next."""
     bench = Bench()

@@ -43,10 +43,14 @@ def lose_every(pair, n):
 
 
 def catch_up(pair):
-    """Let every learner pass a boundary without a step, so that what is prepared stands in its parameters."""
-    for loop in pair.loops.values():
-        loop.boundary()
-        loop.node.catch_up()
+    """Let every learner pass boundaries without a step, so that what is prepared stands in its parameters.
+
+    Two of them: what the node gets ready after the first is put there by the second.
+    """
+    for _ in range(2):
+        for loop in pair.loops.values():
+            loop.boundary()
+            loop.node.catch_up()
 
 
 def weights_of(decision):

@@ -138,6 +138,7 @@ class Publish(Struct, frozen=True):
     settled_step: int
     progress: float
     order: int = 0
+    lay_s: float = 0.0
 
 
 class Merge(Struct, frozen=True):

@@ -80,6 +80,7 @@ class Position:
     outstanding: Contribute | None = None
     is_asked: bool = False  # by a pull that is not answered yet
     order: int = 0  # unsettled steps at which it contributes unasked; 0: when it is asked
+    lay_s: float = 0.0  # how long the contribution that is taken out next waited for its round to close
     snapshot_at: int | None = None  # the step from which on the node takes a snapshot; None: it does not
     want_full: bool = False
     since: int = 0  # the version that the last rollback made
@@ -398,7 +399,7 @@ class LearnerMachine:
         elif not settled and message.settled_step > position.mark_step:
             self._fast_forward("settled but not at hand")
         take_out = position.outstanding.seq if settled and position.outstanding else 0
-        position.order = message.order
+        position.order, position.lay_s = message.order, message.lay_s
         self._do(Adopt(message, take_out))
 
     def _prepared(self, event: Prepared) -> None:
@@ -410,7 +411,12 @@ class LearnerMachine:
             position.mark_step, position.mark_tokens = outstanding.to_step, outstanding.to_tokens
             position.outstanding = None
             if position.mark_step >= self._linked_step:  # else it tells how long the link or the syncer was away
-                self._round_steps = self.step_count + 1 - position.mark_step  # it is adopted at the next boundary
+                self._round_steps = self._steps_taken(position)
+
+    def _steps_taken(self, position: Position) -> int:
+        """By a round, up to the next boundary, which adopts it; not those while the contribution waited for others."""
+        waited = position.lay_s / self._step_s if self._step_s else 0.0
+        return max(1, self.step_count + 1 - position.mark_step - int(waited))
 
     # ------------------------------------------------------------------------------------------ reports
 

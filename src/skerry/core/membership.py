@@ -60,6 +60,8 @@ class Member:
     waiting: dict[int, None] = field(default_factory=dict)  # and those that it lacks, until they may leave: in order
     timed: dict[int, tuple[int, float]] = field(default_factory=dict)  # fragment -> version to measure, handed over at
     asked: dict[int, Asked] = field(default_factory=dict)  # by fragment
+    came_at: dict[int, float] = field(default_factory=dict)  # fragment -> when its last contribution came,
+    lay_s: dict[int, float] = field(default_factory=dict)  # and how long the last that was merged waited for that
     told_stop_at: float | None = None
     has_adopted_all: bool = False  # by its last report
     is_stepping: bool = False  # it took a step since its link is up
@@ -215,6 +217,15 @@ class Member:
     def _has_work(self, p: int) -> bool:
         assert self.report is not None
         return self.unsettled(p) > 0 and self.report.positions[p].mark_step >= self.settled[p]
+
+    def came(self, p: int, now: float) -> None:
+        """A contribution of its is held from now on."""
+        self.came_at[p] = now
+
+    def merge_began(self, p: int, now: float) -> None:
+        """The round with its contribution is closed. What it waited for that is no part of what a round takes: it would
+        make H longer, which makes rounds fewer, and contributions wait longer still."""
+        self.lay_s[p] = now - self.came_at.get(p, now)
 
     def answered(self, p: int, now: float) -> None:
         """What it was asked for is here."""

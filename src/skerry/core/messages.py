@@ -65,7 +65,8 @@ class Report(Struct, frozen=True, tag=True):
     encode_s: float = 0.0  # and the seconds its node thread took for that
     adopted: int = 0  # likewise of versions that it decoded, checked and prepared
     adopt_s: float = 0.0
-    round_steps: int = 0  # from a snapshot to the boundary that adopts the version with it; the last that saw no outage
+    round_steps: int = 0  # from a snapshot to the boundary that adopts the version with it, less those that it lay
+    #                       waiting for its round to close; of the last that saw no outage
 
 
 class Contribution(Struct, frozen=True, tag=True):
@@ -176,6 +177,7 @@ class Publication(Struct, frozen=True, tag=True):
     settled_step: int
     progress: float
     order: int = 0  # contribute again, unasked, at the boundary where so many steps are unsettled; 0: wait to be asked
+    lay_s: float = 0.0  # how long the last of those contributions lay at the syncer until its round closed
 
 
 class Rejected(Struct, frozen=True, tag=True):

@@ -95,6 +95,7 @@ class Roster:
 
     def answered(self, member: Member, p: int, now: float, step: int) -> None:
         """Its work on the fragment, up to this step, is here; if it was asked for it, so long it takes to answer."""
+        member.came(p, now)
         if p in member.asked:
             member.answered(p, now)
         if step > member.stepped:

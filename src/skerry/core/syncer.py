@@ -403,9 +403,11 @@ class SyncerMachine:
     def _merge(self, close: Close | None, view: View) -> None:
         """Order the merge of what is held, if a round is to be closed."""
         if close is not None:
-            self.rounds.merge_began(close.fragment)
-            decision = decision_of(close, view, self.config, self._unwritten_seen())
-            self._do(Merge(decision, view.held.in_order(close.fragment)))
+            p, held = close.fragment, view.held.in_order(close.fragment)
+            self.rounds.merge_began(p)
+            for member in [self.members[c.learner] for c in held if c.learner in self.members]:
+                member.merge_began(p, self.clock.now)
+            self._do(Merge(decision_of(close, view, self.config, self._unwritten_seen()), held))
 
     def _merged(self, event: MergeDone) -> None:
         decision = event.fact.decision
@@ -479,7 +481,8 @@ class SyncerMachine:
         member.sending.add(p)
         at = self.state.ledger.settled(member.learner, member.life, p)
         order = self._order(member, p, version, view)
-        self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress, order))
+        lay_s = member.lay_s.get(p, 0.0)
+        self._do(Publish(member.learner, member.life, p, sent, version, at.seq, at.step, self.progress, order, lay_s))
 
     def _order(self, member: Member, p: int, version: int, view: View) -> int:
         """When its next contribution is due goes out with the version; one that is on its way comes first."""

@@ -149,6 +149,7 @@ class SyncerNode:
         self.clock = clock  # for measuring alone: what is decided is decided by the time that comes with an event
         self.observer = observer
         self.pool: Pool[Work] = pool or AtOnce()
+        self.threads = threads
         state = state_of(store.records)
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
@@ -373,15 +374,17 @@ class SyncerNode:
             return found, "not finite"
         return found, "too large" if found.max_abs > ABS_MAX else None
 
-    def _next_version(self, decision: Decision, old: Values, arrivals: Sequence[Arrival], ordered_at: float) -> Version:
+    def _next_version(
+        self, decision: Decision, old: Values, arrivals: Sequence[Arrival], ordered_at: float, threads: int
+    ) -> Version:
         """What is decided, carried out on the version before; its commit follows."""
         fragment, began_at = self.fragments[decision.fragment], self.clock()
         held = [
             self.algebra.hold(part.codec, one.payload, part.weight, one.found)
             for part, one in zip(decision.parts, arrivals, strict=True)
         ]
-        delta = self.algebra.merge(decision, fragment, held)
-        merged = self.algebra.advance(decision, fragment, old, delta)
+        delta = self.algebra.merge(decision, fragment, held, threads)
+        merged = self.algebra.advance(decision, fragment, old, delta, threads)
         entry = self.algebra.entry(delta)
         checksum = self.algebra.checksum(entry)
         merged_at = self.clock()
@@ -415,7 +418,13 @@ class SyncerNode:
         arrivals = [self.held[c.learner, c.fragment] for c in order.contributions]
         assert [one.contribution for one in arrivals] == list(order.contributions), (order, arrivals)
         old = self.values[order.decision.fragment]
-        self.pool.submit(partial(self._next_version, order.decision, old, arrivals, self.clock()))
+        self.pool.submit(partial(self._next_version, order.decision, old, arrivals, self.clock(), self._merge_threads))
+
+    @property
+    def _merge_threads(self) -> int:
+        """Of one merge: those that the others under way leave to it, since the learners wait for every merge."""
+        most = min(self.threads, self.config.merge.threads)
+        return max(1, most // max(1, len(self.machine.rounds.merging)))
 
     def _placed(self, version: Version) -> Committed:
         """Its fact, with a place in the journal, and what only this thread knows of the time it took."""
@@ -471,6 +480,7 @@ class SyncerNode:
             settled_step=action.settled_step if is_last else 0,
             progress=action.progress,
             order=action.order if is_last else 0,
+            lay_s=action.lay_s if is_last else 0.0,
         )
         tag = (action.fragment, version) if is_last else None
         self.outbox.send(action.learner, action.life, message, delta.payload, tag)

@@ -351,8 +351,8 @@ def publish_first(plant):
 def install_too_early(plant):
     """A version takes its place when it is computed, and leaves under the number of the one before."""
 
-    def _next_version(self, decision, old, arrivals, ordered_at, merge=SyncerNode._next_version):
-        version = merge(self, decision, old, arrivals, ordered_at)
+    def _next_version(self, decision, *rest, merge=SyncerNode._next_version):
+        version = merge(self, decision, *rest)
         self.values[decision.fragment] = version.merged.values
         return version
 
