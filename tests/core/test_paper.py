@@ -288,7 +288,7 @@ def test_design_a_round_that_saw_an_outage_says_nothing_about_the_link():
 
 
 def test_design_what_a_round_takes_is_without_the_time_its_work_lay_waiting():
-    """Ten steps of a second passed until the version came, and for six and a half of them the work lay at the syncer."""
+    """Ten steps of a second passed until the version came, for six and a half of them the work lay at the syncer."""
     bench = Bench()
     bench.boundary()
     c = bench.contribute(0)
