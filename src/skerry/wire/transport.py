@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from queue import Empty, Full, SimpleQueue
+from queue import Empty, Full, Queue
 from typing import Protocol
 
 from skerry.core.messages import Message
@@ -69,53 +69,50 @@ class Lost:
 WireEvent = Opened | Received | Sent | Lost
 
 
-class Inbox(SimpleQueue[WireEvent | None]):
+class Inbox(Queue[WireEvent | None]):
     """What came and waits for the node; None is no event, and wakes whoever waits for one.
 
     It is bounded by the number of events, and by the bytes of payloads in it and in the hands of who takes them out:
     `settle` says how much of what was taken out still waits elsewhere. Without room for bytes payloads are not read any
-    more, but everything else is. One thread puts payloads in, one takes out and settles, and each number has one of the
-    two that changes it; so nothing is locked, and threads that put at the same moment may exceed the count by one each.
+    more, but everything else is. One thread takes out and settles.
     """
 
     def __init__(self, count_max: int = 0, bytes_max: int = INBOX_BYTES_MAX) -> None:
-        super().__init__()
-        self.count_max, self.bytes_max = count_max, bytes_max
-        self._put_bytes = self._taken_bytes = 0  # of payloads, since it was made
-        self._unsettled_bytes = 0  # of those taken out
-
-    def full(self) -> bool:
-        return 0 < self.count_max <= self.qsize()
+        super().__init__(count_max)
+        self.bytes_max = bytes_max
+        self._waiting_bytes = self._taken_bytes = 0
 
     @property
     def has_room(self) -> bool:
         """For payloads; one more is let in beyond the bound."""
-        return self._put_bytes - self._taken_bytes + self._unsettled_bytes <= self.bytes_max
-
-    def put_nowait(self, item: WireEvent | None) -> None:
-        if self.full():
-            raise Full
-        self._put_bytes += payload_bytes(item)
-        self.put(item)
-
-    def get(self, block: bool = True, timeout: float | None = None) -> WireEvent | None:
-        item = super().get(block, timeout)
-        if size := payload_bytes(item):
-            self._unsettled_bytes += size
-            self._taken_bytes += size
-        return item
+        return self._waiting_bytes + self._taken_bytes <= self.bytes_max
 
     def drain(self, count_max: int, timeout_s: float) -> list[WireEvent | None]:
         """What is in it, in one go; where nothing is, the first that comes in time."""
         try:
-            first = self.get(timeout=timeout_s)
+            taken = [self.get(timeout=timeout_s)]
         except Empty:
             return []
-        return [first, *(self.get() for _ in range(min(self.qsize(), count_max - 1)))]
+        with self.mutex:
+            while self._qsize() and len(taken) < count_max:
+                taken.append(self._get())
+            self.not_full.notify_all()
+        return taken
 
     def settle(self, waiting_bytes: int = 0) -> None:
         """Of all payloads that were taken out so many bytes still wait, and the others are done with."""
-        self._unsettled_bytes = waiting_bytes
+        self._taken_bytes = waiting_bytes
+
+    def _put(self, item: WireEvent | None) -> None:
+        super()._put(item)
+        self._waiting_bytes += payload_bytes(item)
+
+    def _get(self) -> WireEvent | None:
+        item = super()._get()
+        if taken_bytes := payload_bytes(item):
+            self._waiting_bytes -= taken_bytes
+            self._taken_bytes += taken_bytes
+        return item
 
 
 def payload_bytes(event: WireEvent | None) -> int:
