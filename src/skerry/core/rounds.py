@@ -128,13 +128,10 @@ class Rounds:
     def close(self, p: int, view: View) -> Close | None:
         """Whether an open round has waited long enough."""
         round_, held = self.open[p], view.held[p]
-        if len(held) < view.quorum:
-            round_.waits = f"{len(held)} of quorum {view.quorum}"
-            return None
-        if round_.quorum_at is None:
+        if len(held) >= view.quorum and round_.quorum_at is None:
             round_.quorum_at = view.now
             self.quorum_s = ema(self.quorum_s, view.now - round_.opened_at)
-        missing = self._missing(p, view)
+        missing = self._missing(p, view) if len(held) >= view.quorum else {}
         verdict = decide(len(held), view.quorum, missing, round_.quorum_at, self._grace_s(view), view.now)
         if verdict.closes and (rest := self._worth_waiting_for(round_, missing, view)):
             verdict = Verdict(None, f"for {', '.join(rest)}, expected before a next round could be")
