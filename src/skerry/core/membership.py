@@ -61,7 +61,7 @@ class Member:
     timed: dict[int, tuple[int, float]] = field(default_factory=dict)  # fragment -> version to measure, handed over at
     asked: dict[int, Asked] = field(default_factory=dict)  # by fragment
     came_at: dict[int, float] = field(default_factory=dict)  # fragment -> when its last contribution came,
-    lay_s: dict[int, float] = field(default_factory=dict)  # and how long the last that was merged waited for that
+    lay_s: dict[int, float] = field(default_factory=dict)  # and how long the last that was merged lay here before
     told_stop_at: float | None = None
     has_adopted_all: bool = False  # by its last report
     is_stepping: bool = False  # it took a step since its link is up
@@ -219,7 +219,7 @@ class Member:
         return self.unsettled(p) > 0 and self.report.positions[p].mark_step >= self.settled[p]
 
     def came(self, p: int, now: float) -> None:
-        """A contribution of its is held from now on."""
+        """A contribution of this learner is held from now on."""
         self.came_at[p] = now
 
     def merge_began(self, p: int, now: float) -> None:
