@@ -34,6 +34,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     steps: int = 0  # inner steps per learner, on average over `learners`; like tokens, those that are not discarded
     minutes: float = 0.0
     evaluate_every: float = 0.0  # share of the budget from one evaluation beside the run to the next; 0: none
+    gather_s: float = 0.0  # the first step is taken when all `learners` are there, or none has come for so long
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -360,6 +361,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("run.minutes", 0, 10**7),
     ("run.seed", 0, 2**32 - 1),
     ("run.evaluate_every", 0, 1),
+    ("run.gather_s", 0, 10**6),
     ("model.layers", 0, 1000),
     ("model.width", 0, 10**5),
     ("model.heads", 0, 1000),

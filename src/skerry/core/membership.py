@@ -63,7 +63,7 @@ class Member:
     came_at: dict[int, float] = field(default_factory=dict)  # fragment -> when its last contribution came,
     lay_s: dict[int, float] = field(default_factory=dict)  # and how long the last that was merged lay here before
     told_stop_at: float | None = None
-    has_adopted_all: bool = False  # by its last report
+    adopted: int = 0  # fragments of which it has some version, by its last report
     is_stepping: bool = False  # it took a step since its link is up
 
     def connect(self, now: float) -> None:
@@ -77,7 +77,7 @@ class Member:
         self.asked.clear()
         self.told_stop_at = None
         self.report = None
-        self.has_adopted_all = False
+        self.adopted = 0
         self.is_stepping = False
         self.stepped_at = now
 
@@ -113,7 +113,7 @@ class Member:
                 self._follow_up(p, position, now)
         self.report, self.reported_at = report, now
         self.stepped = max(self.stepped, report.step)
-        self.has_adopted_all = all(position.base_version > FULL for position in report.positions)
+        self.adopted = sum(position.base_version > FULL for position in report.positions)
         return True
 
     def hand_over(self, p: int, version: int, now: float) -> None:
@@ -239,6 +239,10 @@ class Member:
         """It was not handed this version of a fragment, and none is on its way to it."""
         sent = self.sent[p]
         return self.connected and sent is not None and sent < version and p not in self.sending
+
+    @property
+    def has_adopted_all(self) -> bool:
+        return self.adopted == len(self.settled)
 
     @property
     def step(self) -> int:

@@ -21,12 +21,14 @@ kept up as it changes (`core/roster.py`). Only the closing goes through everybod
     let go      learners that want to leave hand over                    core/rounds.py
     or, once the budget is spent:
     stop, settle, merge, end                                             core/closing.py
+    and before the first step of all:
+    begin       when all are there                                       core/gathering.py
 
 What decides owns its own state and nothing else: `Held` what is held, `Roster` who can do what, `Rounds` the open
-rounds and measured times, `Closing` when the end began, `Checkpoints` what is being written whole, `Forgone` what a
-rollback made useless, `Member` what one learner said and was told. Each decides from a frozen `View` (`core/look.py`)
-or the state, and returns orders as plain values. Only the machine appends actions and applies facts to the state, each
-order before the next decision that could depend on it.
+rounds and measured times, `Gathering` who is there before the first step, `Closing` when the end began, `Checkpoints`
+what is being written whole, `Forgone` what a rollback made useless, `Member` what one learner said and was told. Each
+decides from a frozen `View` (`core/look.py`) or the state, and returns orders as plain values. Only the machine appends
+actions and applies facts to the state, each order before the next decision that could depend on it.
 
 `state` is the fold of the tape. The machine applies a fact when it orders its record, a merge's once it is told that
 the merge has ended; so the tape has the order in which the machine applied, whatever order merges end in. Whatever
@@ -94,6 +96,7 @@ from skerry.core.facts import (
 )
 from skerry.core.flow import Window
 from skerry.core.forgone import Forgone
+from skerry.core.gathering import Gathering
 from skerry.core.held import Held
 from skerry.core.ledger import MERGED, Settled
 from skerry.core.look import Close, View, Want
@@ -120,6 +123,8 @@ class SyncerMachine:
         self.roster = Roster(self.held, config.sync.stall_s)
         self.rounds = Rounds(config.sync, count)
         self.window = window
+        is_waited = state.phase == "created" and config.run.gather_s > 0
+        self.gathering = Gathering(config.run.learners, config.run.gather_s, count) if is_waited else None
         self.closing = Closing(now, config.sync.close_timeout_s) if state.phase == "closing" else None
         self.waiting = "for learners"  # why nothing merges right now
         self.refused: dict[Refusal, int] = {}
@@ -197,6 +202,8 @@ class SyncerMachine:
             self._begin_closing()
         else:
             self._advance_rounds(self._view())
+        if self.gathering is not None:
+            self._gather(self.gathering)
         return self._ordered()
 
     def _ordered(self) -> list[SyncerAction]:
@@ -354,6 +361,15 @@ class SyncerMachine:
         held, at = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment]
         return admission.verdict(c, event.flaw, self._settled(c), held, at.version, at.since)
 
+    def _gather(self, gathering: Gathering) -> None:
+        """Let everyone begin, if all are there or nobody else comes, or somebody has begun."""
+        gathering.look(self.roster, self.clock.now)
+        self.waiting = gathering.explain(self.clock.now)
+        if gathering.is_over(self.clock.now) or self.state.phase != "created":
+            self.gathering = None
+            for member in self.roster:
+                self._publish(member, [gathering.held_back])
+
     def _begin_training(self) -> None:
         """A step was taken, as a report says or a contribution that overtook it."""
         if not self.clock.is_running:
@@ -464,7 +480,8 @@ class SyncerMachine:
         A version is for all learners at once: they are handed the same view, which would cost as much as the rest.
         """
         for p in fragments:
-            if member.lacks(p, self.state.fragments[p].version):
+            is_held_back = self.gathering is not None and p == self.gathering.held_back
+            if member.lacks(p, self.state.fragments[p].version) and not is_held_back:
                 member.waiting.setdefault(p)
         for p in self.window.admitted(member.sending, member.waiting) if member.waiting else ():
             self._send_newest(member, p, view or self._view())

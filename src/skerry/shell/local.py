@@ -96,6 +96,7 @@ class LocalRun:
     speeds: Sequence[float]
     kills: list[Kill]
     syncer_arguments: list[str] = field(default_factory=list)
+    learner_arguments: list[str] = field(default_factory=list)  # of each
     status: dict[str, Any] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)  # what happened to processes, for a person
     syncer: Child | None = None
@@ -149,7 +150,7 @@ class LocalRun:
             name = f"learner-{index}"
             address = f"127.0.0.1:{self.port_for(name)}"
             arguments = ["learner", "--syncer", address, "--name", name, "--speed", str(speed)]
-            arguments += ["--pace-file", str(self.pace_file(name))]
+            arguments += ["--pace-file", str(self.pace_file(name)), *self.learner_arguments]
             child = Child(name, arguments, self.run_dir / "logs" / f"{name}.log")
             child.start()
             self.learners.append(child)

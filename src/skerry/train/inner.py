@@ -72,14 +72,23 @@ class Inner:
         self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)
 
     def prepare(self, batch: int, context: int) -> None:
-        """Compile for batches of this shape, which takes long, before anybody waits for a step; nothing is learned."""
-        if self.execution.compile == "off":
-            return
+        """Compile for batches of this shape, which takes long, before anybody waits for a step; nothing is learned.
+
+        A GPU loads its kernels at their first use, half a second of them: on it a pass is made in any case, so that
+        those who begin together stay together.
+        """
         self.model.train()
         nothing = np.zeros((batch, context), np.uint8)
-        for _ in range(PASSES):
+        for _ in range(self._passes):
             self._backward(nothing, nothing)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip or 1.0)
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+
+    @property
+    def _passes(self) -> int:
+        if self.execution.compile != "off":
+            return PASSES
+        return 1 if self.model.tok_emb.weight.is_cuda else 0
 
     def step(self, inputs: np.ndarray, targets: np.ndarray, progress: float, ramp: float = 1.0) -> float:
         """Learn from one batch; `progress` is the run's in [0, 1], `ramp` a newcomer's share of the rate."""

@@ -41,6 +41,7 @@ INTERRUPT = "interrupt"  # the operator ends the syncer's process in order, and 
 CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 INT2_SHARE = 0.2  # of the seeds, each way
 TURNS_S = (0.0, 0.02, 0.1, 0.5)
+GATHER_S = (0.0, 0.0, 0.0, 0.5, 4.0)  # that the first step waits for who has not come
 LATE_SHARE = 0.35  # of the seeds: merges and inspections take time, and overtake each other
 OLDER_SHARE = 1 / 3  # of worlds in which half of the learners are older
 NARROW_SHARE = 0.35  # of the seeds: the window has room for one fragment, and what is sent takes its time to leave
@@ -90,6 +91,7 @@ def draw(seed: int) -> Scenario:
     every = random.Random(f"checkpoints {seed}").choice([1, 2, 3, 5, 16])
     keep_every, rollback_s = _kept(seed)
     config = replace(config, store=replace(config.store, checkpoint_every=every, keep_every=keep_every))
+    config = replace(config, run=replace(config.run, gather_s=random.Random(f"gather {seed}").choice(GATHER_S)))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
     return Scenario(
         config,
