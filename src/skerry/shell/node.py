@@ -22,6 +22,9 @@ from skerry.wire.transport import Inbox, Received, WireEvent
 
 INBOX_MAX = 1024
 TICK_S = 0.05
+FIRST_HEARTBEAT_S = (
+    0.2  # until the run says how often: while kernels are loaded, its syncer may be one of little patience
+)
 LAST_TURN_S = 5.0  # for what is under way at the end
 COPY_POLL_S = 0.001  # while a device copies
 
@@ -48,7 +51,9 @@ class NodeLoop:
         self.driver = LearnerDriver(who.name, who.layout, who.process, time.monotonic, post, home.lay, home.algebra)
         uplink = self.driver.uplink
         where = (who.host, who.port, who.token)
-        self.client = uplink.endpoint = Client(*where, self.inbox, uplink.payload_bytes, name=who.name)
+        self.client = uplink.endpoint = Client(
+            *where, self.inbox, uplink.payload_bytes, name=who.name, heartbeat_s=FIRST_HEARTBEAT_S
+        )
         self._is_closed = False
         self._kernels = threading.Thread(target=self._warm_up, name="skerry-kernels", daemon=True)
 
