@@ -1,5 +1,7 @@
 """The torch adapter: a model's parameters as fragments, and the five lines that make a plain loop a learner."""
 
+import logging
+import math
 import os
 import subprocess
 import sys
@@ -192,6 +194,50 @@ def test_resetting_the_optimizer_forgets_its_state_and_keeps_its_settings():
     TorchParameters(model, None).reset_optimizer()  # one without an optimizer has nothing to forget
 
 
+def test_each_of_several_optimizers_is_reset():
+    model = nn.Linear(3, 2)
+    several = [torch.optim.AdamW([model.weight]), torch.optim.SGD([model.bias], momentum=0.9)]
+    model(torch.ones(1, 3)).sum().backward()
+    for optimizer in several:
+        optimizer.step()
+        assert optimizer.state
+    TorchParameters(model, several).reset_optimizer()
+    assert not any(optimizer.state for optimizer in several)
+
+
+def test_what_is_no_optimizer_of_the_model_is_refused():
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    own = torch.optim.SGD(model.parameters())
+    for wrong in ("adam", ["adam"], torch.optim.lr_scheduler.StepLR(own, 1), [own, None], model.parameters()):
+        with pytest.raises(TypeError, match=r"^optimizer is a \w+: give a torch\.optim\.Optimizer, a list of them"):
+            skerry.Learner(model, wrong, "host:1")
+    for wrong in (torch.optim.SGD(other.parameters()), (own, torch.optim.Adam(other.parameters()))):
+        with pytest.raises(ValueError, match=r"^optimizer \(\w+\) has none of the model's parameters"):
+            skerry.Learner(model, wrong, "host:1")
+    with pytest.raises(TypeError, match=r"^model is a OrderedDict: give a torch\.nn\.Module"):
+        skerry.Learner(model.state_dict(), own, "host:1")
+
+
+def test_a_genesis_that_no_run_could_begin_with_is_refused_before_anything_is_written(tmp_path):
+    path, model = tmp_path / "genesis.safetensors", nn.Linear(2, 2)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/none: make it first$"):
+        skerry.save_genesis(model, tmp_path / "none" / "genesis.safetensors")
+    with torch.no_grad():
+        model.bias[1] = torch.nan
+    with pytest.raises(ValueError, match=r"^parameter bias holds values that are not finite"):
+        skerry.save_genesis(model, path)
+    with pytest.raises(ValueError, match=r"^parameter weight is on the meta device"):
+        skerry.save_genesis(model.to("meta"), path)
+    assert not path.exists()
+
+
+def test_the_genesis_of_a_compiled_model_is_that_of_the_plain_one(tmp_path):
+    model = Odd()
+    skerry.save_genesis(model, tmp_path / "plain.safetensors")
+    skerry.save_genesis(torch.compile(model), tmp_path / "compiled.safetensors")
+    assert (tmp_path / "plain.safetensors").read_bytes() == (tmp_path / "compiled.safetensors").read_bytes()
+
+
 def test_a_saved_genesis_is_the_model(tmp_path):
     model = Odd()
     skerry.save_genesis(model, tmp_path / "genesis.safetensors")
@@ -261,11 +307,16 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch,
             np.testing.assert_array_equal(parameter.detach().numpy(), first[name])
         assert learner.progress == 0.0 and learner.index == 0 and learner.prior_steps == 0 and learner.ramp == 1.0
         assert learner.config.sync.num_fragments == 3
-        for tokens, error in [(0, ValueError), (-3, ValueError), (1.5, TypeError), ("4", TypeError), (None, TypeError)]:
-            with pytest.raises(error):
+        for tokens in (0, -3):
+            with pytest.raises(ValueError, match=r"^tokens = -?\d: a step is of at least one token"):
+                learner.step(tokens=tokens)
+        for tokens in (1.0, math.nan, "4", None, True, torch.tensor(4), np.ones(2)):
+            with pytest.raises(TypeError, match=r"^tokens is a \w+: give a whole number .* like batch\.numel\(\)$"):
                 learner.step(tokens=tokens)
         with pytest.raises(TypeError, match=r"give a number, like loss\.item\(\)"):
             learner.step(tokens=1, loss=torch.tensor(1.0))
+        with pytest.raises(ValueError, match=r"^loss: is larger than a float can be"):
+            learner.step(tokens=1, loss=10**400)
         seen, deadline = [], time.monotonic() + WAIT_S
         while learner.is_running:
             assert time.monotonic() < deadline
@@ -289,6 +340,49 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch,
         assert parameter.shape == final[name].shape
         np.testing.assert_allclose(parameter.detach().numpy(), final[name], rtol=0, atol=1e-5)
     assert all((final[name] != first[name]).any() for name in NAMES), "it has learnt"
+
+
+def halved(model):
+    model.bfloat16()
+
+
+def loaded(model):
+    model.load_state_dict({name: torch.zeros_like(values) for name, values in model.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("change", [halved, loaded])
+@pytest.mark.parametrize("is_seen", ["while it steps", "when it closes"])
+def test_of_a_model_that_was_changed_what_was_learned_before_is_handed_in(tmp_path, caplog, change, is_seen):
+    """Every step after the change is refused and booked nowhere; the learner leaves in order."""
+    genesis, model = tmp_path / "genesis.safetensors", nn.Linear(5, 3)
+    skerry.save_genesis(model, genesis)
+    options = ["--run.tokens=1e9", "--run.learners=1", "--sync.num_fragments=2", "--sync.sync_every=2"]
+    syncer, address = serve(tmp_path, genesis, *options, "--wire.codec_up=fp32", "--outer.lr=1", "--outer.momentum=0")
+    with syncer:
+        learner = skerry.Learner(model, None, address, name="here")
+        for _ in range(5):
+            with torch.no_grad():
+                model.weight.add_(1.0)
+            assert learner.step(tokens=7)
+        change(model)
+        if is_seen == "while it steps":
+            with pytest.raises(skerry.ModelError, match=r"^parameter \w+ is .* since the model was attached"):
+                while learner.step(tokens=7):
+                    pass
+            for _ in range(3):
+                with pytest.raises(skerry.ModelError):
+                    learner.step(tokens=7)
+        with caplog.at_level(logging.WARNING):
+            learner.close()
+        assert ("does not get the run's last values" in caplog.text) == (is_seen == "when it closes")
+        until(
+            lambda: status_of(tmp_path / "run")["learners"]["here"]["state"] == "left",
+            "the syncer to hear that it left",
+        )
+        totals = status_of(tmp_path / "run")["tokens"]
+    assert totals["produced"] == totals["merged"] and not totals["discarded"]
+    if is_seen == "when it closes":
+        assert totals["merged"] == 35
 
 
 def test_a_model_whose_embedding_is_cut_trains_is_replayed_and_exported_whole(tmp_path):

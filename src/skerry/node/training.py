@@ -12,6 +12,7 @@ before snapshots, so a snapshot is relative to the newest version that the live 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from skerry import config as configs
@@ -40,9 +41,10 @@ class Carrier(Protocol):
     """Carries fragments between the live parameters and cells; each marks its cell when it needs it no more.
 
     Nothing here waits for a device. What is read is θ as it stands; what is added or written is there before the next
-    step is.
+    step is. `prepare` comes before the others at a boundary, and raises where they must not be done.
     """
 
+    def prepare(self, fragments: Sequence[Fragment]) -> None: ...
     def read(self, fragment: Fragment, cell: Cell, mark: int) -> None: ...
     def add(self, fragment: Fragment, cell: Cell, mark: int) -> None: ...
     def write(self, fragment: Fragment, cell: Cell, mark: int) -> None: ...
@@ -66,6 +68,9 @@ class ByHand:
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.reset_optimizer = parameters.reset_optimizer
+
+    def prepare(self, fragments: Sequence[Fragment]) -> None:
+        """They are nobody else's."""
 
     def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
         cell.store(self.parameters.read(fragment))
@@ -159,8 +164,14 @@ class TrainingHalf:
     # ------------------------------------------------------------------------------------------ boundaries
 
     def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
-        """Pass a step boundary: make the changes that have come, take the snapshots that are due, go on."""
+        """Pass a step boundary: make the changes that have come, take the snapshots that are due, go on.
+
+        A carrier that refuses to does so before anything is done or told, so the step is nowhere counted.
+        """
         self._look()
+        due = self._due(self.step_count + steps)
+        if touched := {change.fragment for change in self._changes} | {want.fragment for want in due}:
+            self._carrier.prepare([self.fragments[p] for p in sorted(touched)])
         self.step_count += steps
         changes, self._changes = self._changes, []
         returned = [change for change in changes if not self.is_current(change)]
@@ -169,14 +180,14 @@ class TrainingHalf:
             self._return(change)
         for change in applied:
             self._make(change)
-        taken = [self._take(want) for want in self._due()]
+        taken = [self._take(want) for want in due]
         done = (_numbers(applied), _numbers(returned), tuple(taken))
         self._mailbox.send(Passed(steps, tokens, step_s, loss, *done))
 
     def stand(self) -> bool:
         """The loop stands still: pass a boundary without a step if there is work for one; whether there was."""
         self._look()
-        has_work = bool(self._changes or self._due())
+        has_work = bool(self._changes or self._due(self.step_count))
         if has_work:
             self.boundary(0, 0, 0.0)
         return has_work
@@ -209,11 +220,11 @@ class TrainingHalf:
         self.applied[change.fragment] = change
         self._is_forwarding = change.further > 0
 
-    def _due(self) -> list[Want]:
-        """The snapshots to take now; what there is no cell for stays due."""
+    def _due(self, step_count: int) -> list[Want]:
+        """The snapshots to take after so many steps; what there is no cell for stays due."""
         if not self._wanted:
             return []
-        due = [want for _, want in sorted(self._wanted.items()) if want.step <= self.step_count]
+        due = [want for _, want in sorted(self._wanted.items()) if want.step <= step_count]
         return due[: len(self._free)]
 
     def _take(self, want: Want) -> Took:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -159,6 +159,9 @@ class LearnerProcess:
 
         self.copied(end)
         return values
+
+    def prepare(self, fragments: Sequence[Fragment]) -> None:
+        """Nobody else has them."""
 
     def add(self, fragment: Fragment, cell: Cell, mark: int) -> None:
         increment = self.load(cell, fragment.size, mark)
