@@ -253,9 +253,17 @@ def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside:
             continue
         for key, value in values.items():
             if key not in tables[table]:
-                raise ConfigError(f"{where}: unknown key {table}.{key}: {near(key, tables[table])}")
+                way = _OWN.get(f"{table}.{key}") or near(key, tables[table])
+                raise ConfigError(f"{where}: unknown key {table}.{key}: {way}")
             is_count = isinstance(tables[table][key], int) and isinstance(value, float) and value.is_integer()
             tables[table][key] = int(value) if is_count else value  # 1e9 tokens is a number of tokens
+
+
+_OWN = {
+    f"learner.{key}": f"it is each learner's own: give --{key} to skerry learner, or set SKERRY_{key.upper()}, which "
+    "the learners of skerry train read too"
+    for key in ("node", "state")
+}
 
 
 def explained(error: msgspec.ValidationError, kind: type[Struct], table: dict[str, Any]) -> str:

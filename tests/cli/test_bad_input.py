@@ -190,6 +190,11 @@ def test_an_empty_config_file_changes_nothing(folder, refused):
     ("words", "says"),
     [
         (["--sync.quorom", "2"], "command line: unknown key sync.quorom: did you mean quorum?"),
+        (
+            ["--learner.node", "thread"],
+            "unknown key learner.node: it is each learner's own: give --node to skerry learner",
+        ),
+        (["--learner.state", "device"], "or set SKERRY_STATE, which the learners of skerry train read too"),
         (["--snyc.quorum=2"], "command line: unknown table [snyc]: did you mean sync?"),
         (["--sync.quorum", "5"], "sync.quorum = 5: more than the 4 learners that can exist"),
         (["--sync.quorum", "0"], "sync.quorum = 0: a number of learners from 1"),
@@ -424,6 +429,7 @@ def test_beyond_loopback_a_token_is_required(folder, refused):
         (["--syncer", "127.0.0.1:1", "--compile", "yes"], "argument --compile: invalid choice: 'yes'"),
         (["--syncer", "127.0.0.1:1", "--micro-batch", "0.5"], "argument --micro-batch: '0.5' is not a whole number"),
         (["--syncer", "127.0.0.1:1", "--threads", "0"], "--threads 0: must be from 1"),
+        (["--syncer", "127.0.0.1:1", "--state", "device", "--node", "process"], "a process beside the trainer cannot"),
         (["--syncer", "127.0.0.1:1", "--token-file", "nosuch"], "nosuch: the token cannot be read"),
         (["--syncer", "127.0.0.1:1", "--join-timeout", "soon"], "= soon: give seconds, or 0 to wait for ever"),
     ],

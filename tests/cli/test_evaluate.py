@@ -26,6 +26,9 @@ def broken(tensors):
 
 def strange(tensors):
     return list(tensors)
+
+def leaves(tensors):
+    raise SystemExit
 """
 
 
@@ -128,6 +131,7 @@ def test_its_error_is_shown_as_its_own(capsys, own):
         (["--with", "judge"], "'judge' names no function: write module:function"),
         (["--with", "judge:none"], "judge has no function none"),
         (["--with", "judge:strange"], "judge:strange returned a list: return a number, or a dict of numbers"),
+        (["--with", "judge:leaves"], "judge:leaves called sys.exit(None): return a number, or raise an error"),
         (["--with", "judge:count", "--version", 9], "version 9 is not kept: kept are 1"),
         (
             ["--with", "judge:count", "--device", "cpu"],

@@ -106,7 +106,10 @@ def test_the_newest_evaluation_is_shown_while_the_run_goes_and_after_its_end(tmp
     says_the_newest(*look(serving.run_dir))
     put_on_tape(serving.run_dir)
     assert not (serving.run_dir / EVALUATIONS).exists()
-    says_the_newest(*look(serving.run_dir))
+    shown, record = look(serving.run_dir)
+    says_the_newest(shown, record)
+    assert [(point["progress"], point["tokens"]) for point in record["curve"]] == [(0.25, 1000), (0.5, 1000)]
+    assert "curve" not in shown
 
 
 def says_the_newest(shown, record):

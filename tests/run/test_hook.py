@@ -42,17 +42,42 @@ def test_it_is_found_in_the_working_directory_and_asked(judge, capsys):
         (np.float32(0.5), {"value": 0.5}),
         (np.array(3), {"value": 3.0}),
         ({"loss": 1, "hits": np.int64(4)}, {"loss": 1.0, "hits": 4.0}),
-        ({}, {}),
     ],
 )
 def test_a_number_or_numbers_by_name(said, means):
     assert understood(said, "judge:score") == means
 
 
-@pytest.mark.parametrize("said", [None, [1, 2], "good", {"loss": None}, np.ones(3)])
+@pytest.mark.parametrize("said", [None, [1, 2], "good", "3.5", b"3", {"loss": None}, np.ones(3)])
 def test_anything_else_is_refused(said):
     with pytest.raises(HookFailed, match=r"^judge:score returned a .*: return a number, or a dict of numbers by name$"):
         understood(said, "judge:score")
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({}, "returned an empty dict: return at least one number by name"),
+        ({"a": {"b": 1}}, "returned a dict for 'a': return a number, or a dict of numbers by name"),
+        ({"ok": 1, "a": "3.5"}, "returned a str for 'a': return a number, or a dict of numbers by name"),
+        (10**400, "returned a number that is larger than a float can be"),
+        ({"a": 10**400}, "returned a number for 'a' that is larger than a float can be"),
+    ],
+)
+def test_what_is_refused_is_named(said, says):
+    with pytest.raises(HookFailed) as failed:
+        understood(said, "judge:score")
+    assert str(failed.value) == f"judge:score {says}"
+
+
+def test_one_that_ends_the_process_does_not(judge):
+    name = judge("judge_exits", "import sys\n\ndef score(tensors):\n    sys.exit('enough')\n")
+    with pytest.raises(HookFailed, match=r"^judge_exits:score called sys\.exit\('enough'\): return a number") as failed:
+        ask(find(f"{name}:score"), f"{name}:score", ARRAYS)
+    assert failed.value.__cause__ is None, "there is nothing to show of it"
+    judge("judge_gone", "raise SystemExit(3)\n")
+    with pytest.raises(HookFailed, match=r"^judge_gone cannot be imported \(it called sys\.exit\(3\)\)"):
+        find("judge_gone:score")
 
 
 def test_its_own_error_is_the_cause(judge):

@@ -1,5 +1,7 @@
 """An inner step learns, on the run's schedule, to the same bits each time."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -160,13 +162,15 @@ def test_a_compiled_models_parameters_keep_their_names():
     assert inner.model is model and [name for name, _ in inner.model.named_parameters()] == names
 
 
-def test_what_is_compiled_is_the_same_step(corpus):
+def test_what_is_compiled_is_the_same_step(corpus, caplog):
     """Traced and run as it is: compiling for a CPU takes minutes. `test_cuda.py` compiles."""
     _, losses = train(corpus, steps=3)
     with torch.compiler.set_stance("force_eager"):
         inner, _ = train(corpus, steps=0, execution=Execution(compile="default"))
         before = values_of(inner).clone()
-        inner.prepare(batch=8, context=32)
+        with caplog.at_level(logging.INFO):
+            inner.prepare(batch=8, context=32)
+        assert "compiling the model (torch.compile, default), which may take minutes" in caplog.text
         assert torch.equal(values_of(inner), before) and all(p.grad is None for p in inner.model.parameters())
         _, ours = train(corpus, steps=3, execution=Execution(compile="default"))
         _, kept = train(corpus, steps=3, execution=Execution(compile="reduce-overhead"))

@@ -35,6 +35,7 @@ STAGING_BYTES = 8 << 20  # an int4 fragment of fifteen million parameters at onc
 WARM_SIZE = 64 * ROW + BLOCK  # elements for which the kernels are those of larger fragments
 STATE_BYTES = 14  # a parameter: base, residual, drift, and what is on its way
 DEVICES = ("cuda", "cpu")  # that have every kernel
+NO_PROCESS = 'a process beside the trainer cannot have it: give node (SKERRY_NODE) = "thread", or leave it out'
 SHARE_MAX = 0.5  # of what is free on the device: optimizer and activations may be yet to come
 
 log = logging.getLogger("skerry.learner")
@@ -233,11 +234,17 @@ def placed(state: str | None, node: str | None, parameters: Sequence[Tensor]) ->
     return kind, None
 
 
+def check_together(state: str | None, node: str | None) -> None:
+    """Refuse words for state and node that cannot go together, of whatever model."""
+    if state_kind(state) == "device" and asked_for(node) == "process":
+        raise ConfigError(f"state (SKERRY_STATE) = device: {NO_PROCESS}")
+
+
 def _obstacle(node: str | None, parameters: Sequence[Tensor]) -> str:
     """Why the state cannot be where the model is; empty if it can."""
     devices = sorted({str(parameter.device) for parameter in parameters})
     if asked_for(node) == "process":
-        return 'a process beside the trainer cannot have it: give node (SKERRY_NODE) = "thread", or leave it out'
+        return NO_PROCESS
     if len(devices) > 1:
         return f"the model is on {' and '.join(devices)}, and it can be on one device only"
     if parameters[0].device.type not in DEVICES:

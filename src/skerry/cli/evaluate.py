@@ -51,7 +51,8 @@ def run(words: Sequence[str]) -> int:
             cli.tell(_once(root, options.version, measure), options.json, _show)
         else:
             curve = _watched(root, every, measure, is_supervised=options.parent > 0)
-            cli.tell({"run_dir": str(root), "curve": curve}, options.json, lambda _: None)
+            points = [evaluations.shown(one) for one in curve]
+            cli.tell({"run_dir": str(root), "curve": points}, options.json, lambda _: None)
     except HookFailed as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

@@ -69,6 +69,11 @@ def run(words: Sequence[str]) -> int:
     if not 1 <= options.threads <= 1024:
         raise Refusal(f"--threads {options.threads}: must be from 1 to 1024")
     cli.need("torch", "torch", "the built-in trainer")
+    if state_kind(options.state) == "device":
+        with held_back():
+            from skerry.adapters.device import check_together
+
+        check_together(options.state, options.node)
     name = learner_name(options.name)
     cli.log_to_stderr(name)
     wanted = until_signalled(options.parent)

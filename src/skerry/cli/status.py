@@ -27,7 +27,7 @@ SAID = {  # by the rows below, or of no use to a person who looks once
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
     "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s", "disk",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
-    "evaluated",
+    "evaluated", "curve",
 }  # fmt: skip
 
 

@@ -85,15 +85,19 @@ def newest(root: Path) -> dict[str, Any] | None:
         return None
 
 
-def newest_on_tape(records: Sequence[bytes]) -> dict[str, Any] | None:
-    """Likewise among the records of a tape, which has it once the run is closed."""
-    facts = (decode_fact(record) for record in reversed(records))
-    return next((shown(fact) for fact in facts if isinstance(fact, Evaluated)), None)
+def curve(root: Path, records: Sequence[bytes]) -> list[dict[str, Any]]:
+    """All that was found, on the tape or not yet, in order."""
+    on_tape = [fact for fact in map(decode_fact, records) if isinstance(fact, Evaluated)]
+    try:
+        later = [one for one in waiting(root) if one not in on_tape]
+    except StoreError:  # as for `newest`
+        later = []
+    return [shown(one) for one in [*on_tape, *later]]
 
 
 def shown(found: Evaluated) -> dict[str, Any]:
-    """As people count: tokens instead of tokens x fragments. A file may say anything, and a syncer must outlive it."""
-    tokens = found.tokens / max(1, len(found.versions))
+    """As people count, in whole tokens instead of tokens x fragments. A file may say anything; a syncer outlives it."""
+    tokens = round(found.tokens / max(1, len(found.versions)))
     return {"progress": found.progress, "tokens": tokens, "figures": found.figures, "at": found.at}
 
 

@@ -31,6 +31,8 @@ def find(name: str) -> Hook:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             found = importlib.import_module(module)
+    except SystemExit as error:
+        raise HookFailed(f"{module} cannot be imported (it called sys.exit({error.code!r})): it may not") from None
     except Exception as error:
         raise HookFailed(f"{module} cannot be imported ({type(error).__name__}: {error}): check the name") from error
     hook = getattr(found, function, None)
@@ -44,17 +46,29 @@ def ask(hook: Hook, name: str, arrays: dict[str, F32]) -> dict[str, float]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             said = hook(arrays)
+    except SystemExit as error:
+        raise HookFailed(f"{name} called sys.exit({error.code!r}): return a number, or raise an error") from None
     except Exception as error:
         raise HookFailed(f"{name} raised {type(error).__name__}: {error}") from error
     return understood(said, name)
 
 
 def understood(said: Any, name: str) -> dict[str, float]:
-    """A number, or numbers by name; whatever Python takes for a number, an array of one element too."""
+    """A number, or numbers by name, at least one; whatever Python takes for one, an array of one element too."""
+    if not isinstance(said, Mapping):
+        return {NUMBER: _number(said, name)}
+    if not said:
+        raise HookFailed(f"{name} returned an empty {type(said).__name__}: return at least one number by name")
+    return {str(key): _number(value, name, f" for {str(key)!r}") for key, value in said.items()}
+
+
+def _number(said: Any, name: str, what: str = "") -> float:
     try:
-        if isinstance(said, Mapping):
-            return {str(key): float(value) for key, value in said.items()}
-        return {NUMBER: float(said)}
+        if isinstance(said, str | bytes):  # which float() would read
+            raise TypeError
+        return float(said)
     except (TypeError, ValueError):
         kind = type(said).__name__
-        raise HookFailed(f"{name} returned a {kind}: return a number, or a dict of numbers by name") from None
+        raise HookFailed(f"{name} returned a {kind}{what}: return a number, or a dict of numbers by name") from None
+    except OverflowError:
+        raise HookFailed(f"{name} returned a number{what} that is larger than a float can be") from None

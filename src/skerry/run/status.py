@@ -28,7 +28,7 @@ nobody does, because nobody ever did, the syncer was ended in order, it died, or
 
 
 def status_of(root: Path) -> dict[str, Any]:
-    """The record of `node.telemetry`, with who serves the run, and how old that is."""
+    """The record of `node.telemetry`, with who serves the run, how old that is, and if nobody does, the whole curve."""
     syncer, supervisor = holders_of(root)
     record = _last_status(root)
     if syncer is not None and record.get("pid") == syncer.pid:
@@ -38,7 +38,7 @@ def status_of(root: Path) -> dict[str, Any]:
         said_at = _closed_at(store) if state.phase == "closed" else store.tape.committed_at
         is_paused = _is_paused(store.records)
         warning = cut_off(store, state)
-        evaluated = evaluations.newest(root) or evaluations.newest_on_tape(store.records)
+        curve = evaluations.curve(root, store.records)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
     if state.phase == "closed":
         serving = "closed"
@@ -49,8 +49,8 @@ def status_of(root: Path) -> dict[str, Any]:
     record = telemetry.recorded(state, said_at) | _about(serving, syncer, supervisor, said_at)
     if serving == "starting":
         record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
-    if evaluated is not None:
-        record["evaluated"] = evaluated
+    if curve:
+        record |= {"evaluated": curve[-1], "curve": curve}
     return record | ({"warning": warning} if warning else {})
 
 

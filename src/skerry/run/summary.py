@@ -78,7 +78,7 @@ def summarise(
         "fragments": per,
         "versions": t.versions,
         "refused": dict(status["refused"]),
-        "curve": [{"progress": e.progress, "tokens": _share(e.tokens, per), "figures": e.figures} for e in t.evaluated],
+        "curve": [{"progress": e.progress, "tokens": round(e.tokens / per), "figures": e.figures} for e in t.evaluated],
         "learners": {name: _learner(t, name, speeds.get(name, 1.0)) for name in sorted({k[0] for k in t.seen})},
     }
 

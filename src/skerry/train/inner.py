@@ -10,6 +10,7 @@ the model's loss and not the model, so its parameters keep their names, and whoe
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ BETAS = (0.9, 0.95)
 WARMUP_SHARE = 0.02  # of the run's progress
 FLOOR = 0.1  # of the peak rate, at the end
 PASSES = 3  # until all is compiled: CUDA graphs are warmed up in the first pass and recorded in the second
+
+log = logging.getLogger("skerry.learner")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Inner:
         A GPU loads its kernels at their first use, half a second of them: on it a pass is made in any case, so that
         those who begin together stay together.
         """
+        if self.execution.compile != "off":
+            log.info("compiling the model (torch.compile, %s), which may take minutes", self.execution.compile)
         self.model.train()
         nothing = np.zeros((batch, context), np.uint8)
         for _ in range(self._passes):
