@@ -334,6 +334,15 @@ def test_design_an_order_counts_from_a_mark_that_moved():
     assert only(bench.boundary(), Contribute).from_step == 3
 
 
+def test_design_several_spoiled_fragments_of_one_boundary_are_one_fast_forward():
+    bench = Bench()
+    bench.boundary()
+    assert of(bench.step(Spoiled(0, "w")), FastForward) == [FastForward("not finite", "w", True)]
+    assert not of(bench.step(Spoiled(1, "v")), FastForward) and bench.machine.discards == ["not finite"]
+    bench.boundary()
+    assert of(bench.step(Spoiled(1, "v")), FastForward), "and the next that is spoiled is another"
+
+
 def test_design_stop_is_obeyed_after_the_step():
     bench = Bench()
     bench.step(Told(Stop(1, 1)))

@@ -183,8 +183,7 @@ class LearnerMachine:
             case Unusable():
                 self.positions[event.fragment].want_full = True
             case Spoiled():
-                self.positions[event.fragment].outstanding = None
-                self._fast_forward("not finite", event.parameter, reset_optimizer=True)
+                self._spoiled(event)
             case Closing():
                 self._close(event, now)
             case Ticked():
@@ -277,6 +276,12 @@ class LearnerMachine:
             codec="fp32" if self._lossless else self.config.wire.codec_up,
         )
         self._do(position.outstanding)
+
+    def _spoiled(self, event: Spoiled) -> None:
+        """A boundary may find several fragments so; with the first of them all are given up."""
+        self.positions[event.fragment].outstanding = None
+        if not self._forwarding:
+            self._fast_forward("not finite", event.parameter, reset_optimizer=True)
 
     def _fast_forward(self, reason: GivenUp, detail: str = "", reset_optimizer: bool = False) -> None:
         """Give the drift up, everywhere; each mark moves at the boundary where its fragment is overwritten.
