@@ -1,21 +1,28 @@
 """How a learner's process joins: whom it waits for and how long, and that it then keeps the run's time."""
 
+import errno
 import logging
+import os
 import time
 
 import pytest
 
-from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
+from node.pair import NumpyParameters
+from shell.hand import KINDS, LAYOUT, WAIT_S, Hand, at_once, is_over, learner_of
 from skerry import config as configs
 from skerry.core.messages import PROTOCOL, Answer, Ask, Hello, Refused, Report
 from skerry.errors import ConfigError, JoinTimeout
+from skerry.node.training import ByHand
 from skerry.shell import learner as learner_shell
-from skerry.shell.learner import fetch_config, join_timeout
+from skerry.shell.home import OnHost
+from skerry.shell.learner import LearnerShell, fetch_config, join_timeout
+from skerry.shell.memory import OwnMemory
 from skerry.wire.endpoint import TIMEOUT_S
+from skerry.wire.tcp import Client
 from skerry.wire.transport import Lost
 
 NOBODY = ("127.0.0.1", 1)  # a port on which nothing listens
-SHORT_S = 0.3
+SHORT_S, LONG_S = 0.3, 1.0
 
 
 @pytest.fixture(params=KINDS)
@@ -67,6 +74,32 @@ def test_a_wrong_address_is_said_with_what_was_tried_and_for_how_long(shells, wh
 def test_a_syncer_that_does_not_answer_is_none(shells, hands, what):
     with pytest.raises(JoinTimeout, match="connected, and no answer yet"):
         waits_in_vain(shells, what, "127.0.0.1", hands().server.port)
+
+
+def test_a_shortage_of_this_machine_is_not_told_as_the_syncers(monkeypatch):
+    def no_more(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Client, "_connect", no_more)
+    with pytest.raises(JoinTimeout, match=r"this machine cannot open a socket: too many open files \(ulimit -n\)"):
+        fetch_config(*NOBODY, None, SHORT_S)
+
+
+class Compiling(OnHost):
+    """Its kernels take longer than anybody would wait for a syncer."""
+
+    def warm_up(self, tell, each):
+        time.sleep(2 * LONG_S)
+
+
+def test_the_time_that_kernels_take_is_not_the_syncers(hands):
+    hand = hands()
+    home = Compiling(OwnMemory())
+    shell = LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), "127.0.0.1", hand.server.port, None, home=home)
+    syncer = at_once(hand.take_in)
+    shell.start(LONG_S)
+    assert is_over(syncer) and shell.is_running
+    shell.close(timeout_s=0.0)
 
 
 @pytest.mark.parametrize("what", ["start", "fetch_config"])

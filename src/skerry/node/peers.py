@@ -235,10 +235,10 @@ class Uplink:
             case Lost():
                 if event.peer == self.peer:
                     self.peer = None
-                    if not self._is_turned_away:
-                        learner_log.info("syncer lost: %s", event.reason)
                     if self.node.machine is not None:
                         self.node.handle(Unlinked())
+                    elif not self._is_turned_away:
+                        learner_log.info("syncer lost: %s", event.reason)
 
     def _turned_away(self, why: str) -> None:
         """The syncer hangs up and the endpoint dials again, until the right run is served; training goes on.

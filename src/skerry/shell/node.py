@@ -27,6 +27,7 @@ FIRST_HEARTBEAT_S = (
 )
 LAST_TURN_S = 5.0  # for what is under way at the end
 COPY_POLL_S = 0.001  # while a device copies
+AWAY_SAYS_S = 60.0  # how often it is said of a syncer that stays away
 
 log = logging.getLogger("skerry.learner")
 
@@ -42,6 +43,28 @@ class Who(msgspec.Struct, frozen=True):
     token: bytes | None
 
 
+class Absence:
+    """What is said of a syncer that had this learner: that it is lost, now and then that it still is, its return."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._since: float | None = None
+        self._said_at = 0.0
+
+    @property
+    def is_going_on(self) -> bool:
+        return self._since is not None
+
+    def look(self, is_there: bool, trouble: str, now: float) -> None:
+        if is_there and self._since is not None:
+            log.info("syncer %s is back after %.0f s", self._address, now - self._since)
+            self._since = None
+        elif not is_there and (self._since is None or now - self._said_at >= AWAY_SAYS_S):
+            self._since, self._said_at = now if self._since is None else self._since, now
+            trouble = trouble or "connected, and no answer yet"
+            log.warning("syncer %s is lost for %.0f s: %s; it is dialled on", self._address, now - self._since, trouble)
+
+
 class NodeLoop:
     """Dials at once; whoever makes it calls `run`, then `close`."""
 
@@ -54,6 +77,7 @@ class NodeLoop:
         self.client = uplink.endpoint = Client(
             *where, self.inbox, uplink.payload_bytes, name=who.name, heartbeat_s=FIRST_HEARTBEAT_S
         )
+        self._absence = Absence(self.client.address)
         self._is_closed = False
         self._kernels = threading.Thread(target=self._warm_up, name="skerry-kernels", daemon=True)
 
@@ -62,7 +86,7 @@ class NodeLoop:
         self._kernels.start()
         while self._kernels.is_alive() and not is_over():
             self._kernels.join(TICK_S)
-            self.driver.tick(self.client.trouble)  # it dials meanwhile, and says how it fares
+            self.driver.node.catch_up()  # it says nothing before it can join: it is starting, and no syncer keeps it
         with self.home.entered():
             while not is_over():
                 self._turn()
@@ -77,6 +101,12 @@ class NodeLoop:
         for event in self.inbox.drain(INBOX_MAX, wait_s):
             self._take(event)
         self.driver.tick(self.client.trouble)
+        self._look_for_syncer()
+
+    def _look_for_syncer(self) -> None:
+        machine = self.driver.node.machine
+        if machine is not None and self.driver.node.left is None and not self.driver.uplink.turned_away:
+            self._absence.look(machine.linked or machine.is_done, self.client.trouble, time.monotonic())
 
     def close(self) -> None:
         self.client.close()
@@ -92,7 +122,8 @@ class NodeLoop:
         if isinstance(event, Received) and isinstance(event.message, Welcome) and config is not None:
             self.client.keep_time(config.wire.heartbeat_s, config.wire.timeout_s)
             self.client.keep_rate(config.wire.mbit_max_up)
-            log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
+            if not self._absence.is_going_on:
+                log.info("joined run %s as %s (life %d)", event.message.run, event.message.learner, event.message.life)
 
     def _warm_up(self) -> None:
         with self.home.entered():

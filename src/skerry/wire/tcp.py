@@ -48,6 +48,12 @@ ACCEPTS_PER_TURN = 16
 ACCEPT_PAUSE_S = 1.0  # after the system could not give us a socket
 REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0  # the longest is what a returned syncer waits for its last learner
 REDIAL_LOG_S = 10.0  # at most one line in this time about a syncer that stays away
+SHORTAGES = {  # of this machine, by the system's number, and what to look at
+    errno.EMFILE: "ulimit -n",
+    errno.ENFILE: "fs.file-max",
+    errno.ENOMEM: "its memory",
+    errno.ENOBUFS: "its memory",
+}
 
 log = logging.getLogger("skerry.wire")
 
@@ -229,7 +235,7 @@ class Client(TcpEndpoint):
                 self._routes.extend((family, address) for family, _, _, _, address in found)
             self._connect(*self._routes.popleft())
         except (OSError, UnicodeError) as error:
-            self._unreachable(why(error))
+            self._unreachable(_trouble(error))
 
     def _connect(self, family: int, address: Any) -> Connection:
         connection = self._adopt(socket.socket(family, socket.SOCK_STREAM), _name(address))
@@ -274,7 +280,7 @@ class Client(TcpEndpoint):
                 bulk = self._connect(connection.sock.family, connection.sock.getpeername())
                 bulk.peer, bulk.session, bulk.stream = peer.id, item.session, stream
         except OSError as error:
-            self._lose(peer, why(error))
+            self._lose(peer, _trouble(error))
 
     def _turned_away(self, connection: Connection, reason: str) -> None:
         """Not as both sides are now: tell the node, and dial again, for either may be upgraded."""
@@ -321,6 +327,12 @@ class Client(TcpEndpoint):
         self._failures += 1
         self._dial_at = time.monotonic() + delay_s
         return delay_s
+
+
+def _trouble(error: Exception) -> str:
+    """Why there is no connection, and whether that is this machine's doing: then no syncer can help it."""
+    shortage = SHORTAGES.get(getattr(error, "errno", None) or 0)
+    return f"this machine cannot open a socket: {why(error)} ({shortage})" if shortage else why(error)
 
 
 def redial_s(failures: int, jitter: float) -> float:
