@@ -24,7 +24,7 @@ LAYOUT = layout_of([Tensor("w", (300,))])
 KINDS = ["thread", "process", "device"]  # where a learner's node runs; the last is a thread with its state in tensors
 
 
-def learner_of(kind, host, port):
+def learner_of(kind, host, port, layout=LAYOUT):
     """A learner of one flat parameter, and that as `parameters`."""
     parameters, home = NumpyParameters(), None
     if kind == "device":
@@ -34,7 +34,7 @@ def learner_of(kind, host, port):
         parameters = TensorParameters()
         home = OnDevice(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
     node = "process" if kind == "process" else "thread"
-    shell = LearnerShell("here", LAYOUT, ByHand(parameters), host, port, None, node, home)
+    shell = LearnerShell("here", layout, ByHand(parameters), host, port, None, node, home)
     shell.parameters = parameters
     return shell
 
@@ -52,9 +52,9 @@ class TensorParameters(NumpyParameters):
 class Hand:
     """The syncer of a run of one fragment; what `say` and `hear` are about is the last peer it heard."""
 
-    def __init__(self, **limits):
+    def __init__(self, layout=LAYOUT, **limits):
         self.configure()
-        (self.fragment,) = split(LAYOUT, 1)
+        (self.fragment,) = split(layout, 1)
         self.theta = np.zeros(self.fragment.size, np.float32)
         self.inbox = Inbox()
         self.server = Server("127.0.0.1", 0, None, self.inbox, self._payload_bytes, **limits)
@@ -102,7 +102,7 @@ class Hand:
 
 def at_once(function):
     """It is under way in a thread of its own; the thread."""
-    thread = threading.Thread(target=function)
+    thread = threading.Thread(target=function, daemon=True)
     thread.start()
     return thread
 

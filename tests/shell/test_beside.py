@@ -3,6 +3,7 @@
 Real processes and sockets, against a syncer played by hand. Nothing here asserts a time.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,11 +16,17 @@ import pytest
 
 from e2e.processes import until
 from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
+from skerry.algo.fragments import Tensor, layout_of
 from skerry.core.messages import Contribution, Hello, Pull, Rejected, Report
 from skerry.errors import ConfigError
 from skerry.shell import beside
+from skerry.shell import learner as learner_shell
 from skerry.shell.learner import node_kind
-from skerry.wire.transport import Lost
+from skerry.shell.node import Absence
+from skerry.wire.tcp import Server
+from skerry.wire.transport import Inbox, Lost
+
+TENSORS = 6_000  # whose names and shapes are more than a socket's buffer holds
 
 
 @pytest.fixture
@@ -102,6 +109,37 @@ def test_training_goes_on_while_there_is_no_syncer(hand, joined, kind):
     assert (shell.parameters.values[0] == 100.0).all()
 
 
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_syncer_that_is_lost_and_one_that_is_back_are_told_of_once(hand, joined, kind, caplog):
+    caplog.set_level(logging.INFO, "skerry")
+    shell = joined(kind)
+    hand.server.close()
+    look_until(shell, lambda: told(caplog, "is lost for 0 s"))
+    hand.inbox = Inbox()
+    hand.server = Server("127.0.0.1", hand.server.port, None, hand.inbox, hand._payload_bytes)
+    hand.welcome()
+    look_until(shell, lambda: told(caplog, "is back after"))
+    assert [record.levelno for record in told(caplog, "is lost")] == [logging.WARNING]
+    assert len(told(caplog, "is back")) == len(told(caplog, "joined run")) == 1
+
+
+def look_until(shell, condition):
+    until(lambda: shell.is_running and condition(), "a word of the node's")
+
+
+def told(caplog, words):
+    return [record for record in caplog.records if words in record.getMessage()]
+
+
+def test_that_it_stays_away_is_said_once_a_minute(caplog):
+    absence = Absence("sea:1")
+    for now in (0.0, 59.0, 60.0, 119.0, 120.0):
+        absence.look(False, "connection refused", now)
+    assert caplog.messages == [
+        f"syncer sea:1 is lost for {seconds} s: connection refused; it is dialled on" for seconds in (0, 60, 120)
+    ]
+
+
 def test_training_never_waits_for_a_node_that_stands(hand, joined):
     """It says what it does to one that reads nothing, for longer than any buffer lasts."""
     shell = joined("process")
@@ -165,28 +203,169 @@ def test_one_that_dies_again_and_again_is_given_up_with_a_word(hand, joined, mon
             train(shell)
 
 
-TRAINER = """
-    import sys
+def test_a_closing_takes_no_longer_because_the_node_is_stopped(hand, joined, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "ANSWER_S_MAX", 0.1)
+    hand.configure(learner={"leave_timeout_s": 0.1})
+    shell = joined("process")
+    train(shell)
+    node = shell.beside.pid
+    os.kill(node, signal.SIGSTOP)
+    assert is_over(at_once(shell.close)) and is_gone(node)
+    assert f"here: left without an answer: the learner's node process {node} is stopped (kill -CONT" in caplog.text
+
+
+def test_a_node_that_is_killed_while_it_hands_over_what_is_left_is_heard_of(hand, joined, caplog):
+    shell = joined("process")
+    train(shell)
+    closing = at_once(shell.close)
+    hand.hear(Report, lambda report: report.state == "leaving")
+    os.kill(shell.beside.pid, signal.SIGKILL)
+    assert is_over(closing)
+    assert "here: left without an answer: the learner's node process was ended by SIGKILL; its last" in caplog.text
+
+
+def test_who_waits_to_join_is_told_that_the_node_is_stopped(hand, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", 0.1)
+    shell = learner_of("process", "127.0.0.1", hand.server.port)
+    joining = at_once(lambda: shell.start(WAIT_S))
+    hand.welcome()
+    hand.hear(Report)
+    os.kill(shell.beside.pid, signal.SIGSTOP)
+    until(lambda: f"node process {shell.beside.pid} is stopped" in caplog.text, "a word")
+    os.kill(shell.beside.pid, signal.SIGCONT)
+    hand.publish(0)
+    assert is_over(joining)
+    shell.close(timeout_s=0.0)
+
+
+def test_a_loop_that_stands_in_a_fast_forward_is_told_that_the_node_is_stopped(hand, joined, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", 0.1)
+    shell = joined("process")
+    os.kill(shell.beside.pid, signal.SIGSTOP)
+    shell.training._is_forwarding = True  # one half of it was written
+    step = at_once(lambda: train(shell))
+    words = f"until the run's model is whole: the learner's node process {shell.beside.pid} is stopped"
+    until(lambda: words in caplog.text, "a word")
+    shell.training._is_forwarding = False
+    os.kill(shell.beside.pid, signal.SIGCONT)
+    assert is_over(step)
+
+
+def test_a_model_of_more_tensors_than_a_socket_holds_joins():
+    layout = layout_of([Tensor(f"layers.{number}.weight", (3,)) for number in range(TENSORS)])
+    hand = Hand(layout)
+    shell = learner_of("process", "127.0.0.1", hand.server.port, layout)
+    syncer = at_once(hand.take_in)
+    joining = at_once(lambda: shell.start(WAIT_S))
+    assert is_over(syncer) and is_over(joining) and shell.step(10)
+    shell.close(timeout_s=0.0)
+    hand.server.close()
+
+
+# ---------------------------------------------------------------------------------------------- a program of somebody's
+
+BEGIN = """
+    import multiprocessing, os, sys
     sys.path[:0] = sys.argv[2].split(":")
     from node.pair import NumpyParameters
     from shell.hand import LAYOUT
     from skerry.node.training import ByHand
     from skerry.shell.learner import LearnerShell
-    shell = LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), "127.0.0.1", int(sys.argv[1]), None, "process")
-    print(shell.beside.pid, flush=True)
+    node = sys.argv[3]
+    shell = LearnerShell("here", LAYOUT, ByHand(NumpyParameters()), "127.0.0.1", int(sys.argv[1]), None, node)
+    print(shell.node_pid, flush=True)
     shell.start(600.0)
+"""
+
+SMALL = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+"""
+
+TRAIN = """
     while True:
         shell.step(10)
 """
 
+FORK = """
+    if not (child := os.fork()):
+        try:
+            while shell.is_running and not shell.training.must_stand:
+                shell.step(10)
+        except RuntimeError as error:
+            print(error, flush=True)
+        shell.close()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(child, flush=True)
+    print(shell.step(10), flush=True)
+    shell.close()
+    print(shell.training.left.way, flush=True)
+"""
+
+WORKERS = """
+    def work(number):
+        assert shell.is_running
+        return number, shell.training.progress
+
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        for number in range(100):
+            assert workers.apply(work, (number,)) == (number, 0.0)
+            assert shell.step(10)
+        shell.close()  # while they have what was open here
+        print(shell.training.left.way, shell.beside._process.returncode, flush=True)
+"""
+
+
+def program(hand, body, node="process", before=""):
+    """It joins, in a process of its own."""
+    words = "".join(map(textwrap.dedent, (before, BEGIN, body)))
+    command = [sys.executable, "-c", words, str(hand.server.port), ":".join(sys.path), node]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_node_that_cannot_begin_is_not_started_again(hand):
+    with program(hand, TRAIN, before=SMALL) as process:
+        hand.welcome()
+        _, said = process.communicate(timeout=WAIT_S)
+    assert said.count("File too large") == 1, "it has no room for its cells"
+    last = said.splitlines()[-1]
+    assert "the learner's node process ended by itself with code 1: what it said last" in last
+    assert 'node="thread" (SKERRY_NODE=thread)' in last and process.returncode == 1
+
 
 @pytest.fixture
 def trainer(hand):
-    """A program of somebody's that joins, in a process of its own."""
-    words = [sys.executable, "-c", textwrap.dedent(TRAINER), str(hand.server.port), ":".join(sys.path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with program(hand, TRAIN) as process:
         yield process
         process.kill()
+
+
+def settle(hand):
+    """One that leaves hands over what is left."""
+    hand.hear(Report, lambda report: report.state == "leaving")
+    hand.publish(1, settled=hand.pulled())
+
+
+@pytest.mark.parametrize("node", ["thread", "process"])
+def test_a_fork_of_the_trainer_is_no_learner_and_does_the_trainers_no_harm(hand, node):
+    with program(hand, FORK, node) as process:
+        hand.take_in()
+        settle(hand)
+        out, said = process.communicate(timeout=WAIT_S)
+    _, refused, child, going, way = out.splitlines()
+    whose = f"this learner is of process {process.pid}, from which this one was forked"
+    assert refused == f"step() in process {child}: {whose}; step there, or attach a model here"
+    assert f"close() in process {child} does nothing: {whose}" in said
+    assert (going, way, process.returncode) == ("True", "settled", 0)
+
+
+def test_forked_workers_do_their_work_and_keep_no_node_from_ending(hand):
+    with program(hand, WORKERS) as process:
+        hand.take_in()
+        settle(hand)
+        out, _ = process.communicate(timeout=WAIT_S)
+    assert out.splitlines()[1:] == ["settled 0"], "it was not killed"
 
 
 def test_a_trainer_that_is_killed_takes_its_node_with_it(hand, trainer):
@@ -221,6 +400,12 @@ def test_it_knows_no_torch_and_nothing_of_it_is_on_its_command_line(hand, joined
         assert "libtorch" not in file.read()
     with open(f"/proc/{shell.beside.pid}/cmdline") as file:
         assert "here" not in file.read().split("\0")
+
+
+def test_nobody_can_take_the_memory_of_its_cells_from_under_it(hand, joined):
+    shell = joined("process")
+    with open(f"/proc/{shell.beside.pid}/fd/{shell.beside.lay.file}", "r+b") as file, pytest.raises(PermissionError):
+        file.truncate(0)
 
 
 def test_an_interrupt_is_for_the_trainer(hand, joined):

@@ -1,12 +1,13 @@
 """How a learner leaves, wherever its node and its state are, from a syncer played by hand."""
 
+import threading
 from functools import partial
 
 import numpy as np
 import pytest
 
 from shell.hand import KINDS, WAIT_S, Hand, at_once, is_over, learner_of
-from skerry.core.messages import Done, Hello, Refused, Report, Stop
+from skerry.core.messages import Done, Hello, Pull, Refused, Report, Stop
 from skerry.errors import RefusedError
 from skerry.wire.transport import Lost
 
@@ -85,9 +86,62 @@ def test_a_refusal_ends_the_loop_and_close_does_not_wait(hand, shell):
     start(hand, shell)
     hand.say(Refused("life 1 was taken over"))
     with pytest.raises(RefusedError, match="taken over"):
-        while True:
-            shell.step(10)
+        while shell.step(10):
+            pass
     assert is_over(closing(shell)) and shell.training.left.way == "refused"
+
+
+def test_a_refusal_that_is_heard_of_between_two_steps_is_no_end_of_the_run(hand, shell):
+    start(hand, shell)
+    hand.say(Refused("life 1 was taken over"))
+    with pytest.raises(RefusedError, match="taken over"):
+        while shell.is_running:
+            pass
+
+
+def test_an_error_in_the_last_boundary_is_the_callers_and_the_learner_has_left(hand, shell, monkeypatch):
+    start(hand, shell)
+
+    def fail(fragment):
+        raise MemoryError("no room for a snapshot")
+
+    monkeypatch.setattr(shell.parameters, "read", fail)
+    failures = []
+
+    def close():
+        with pytest.raises(MemoryError) as failure:
+            shell.close()
+        failures.append(str(failure.value))
+
+    closing = at_once(close)
+    hand.hear(Report, lambda report: report.state == "leaving")
+    hand.say(Pull(1, 1, 0, 0, False, 0.0))
+    hand.hear(Lost)
+    assert is_over(closing) and failures == ["no room for a snapshot"]
+
+
+def test_who_has_left_takes_no_further_step(hand, shell):
+    start(hand, shell)
+    shell.close(timeout_s=0.0)
+    assert not shell.step(10) and not shell.step(10)
+
+
+def test_two_threads_may_step_one_after_the_other_but_not_at_once(hand, shell, monkeypatch):
+    start(hand, shell)
+    boundary, is_within, may_go_on = shell.training.boundary, threading.Event(), threading.Event()
+
+    def slow(*work):
+        is_within.set()
+        assert may_go_on.wait(WAIT_S)
+        boundary(*work)
+
+    monkeypatch.setattr(shell.training, "boundary", slow)
+    other = at_once(partial(shell.step, 10))
+    assert is_within.wait(WAIT_S)
+    with pytest.raises(RuntimeError, match=r"^step\(\) is being called by two threads at once"):
+        shell.step(10)
+    may_go_on.set()
+    assert is_over(other) and shell.step(10) and shell.training.step_count == 3
 
 
 def test_one_refused_at_the_door_never_starts(hand, shell):

@@ -217,16 +217,8 @@ class LearnerMachine:
             return "settled"
         if self._done_at is not None and now - max(self._done_at, self._closing_at) > LAST_VERSIONS_S:
             return "no last versions"
-        return "timeout" if now - self._closing_at >= self._patience_s else None
-
-    @property
-    def _patience_s(self) -> float:
-        """How long to wait from the closing on for others to do their part."""
-        if self._limit_s is not None:
-            return self._limit_s
-        if self.is_stop_asked:
-            return self.config.sync.close_timeout_s + CLOSE_MARGIN_S
-        return self.config.learner.leave_timeout_s
+        limit_s = patience_s(self.config, self.is_stop_asked, self._limit_s)
+        return "timeout" if now - self._closing_at >= limit_s else None
 
     # ------------------------------------------------------------------------------------------ own work
 
@@ -474,3 +466,12 @@ class LearnerMachine:
 
     def _do(self, action: LearnerAction) -> None:
         self._actions.append(action)
+
+
+def patience_s(config: Config, is_stop_asked: bool, limit_s: float | None) -> float:
+    """How long one that closes waits for others to do their part; `limit_s` is its caller's, if it has one."""
+    if limit_s is not None:
+        return limit_s
+    if is_stop_asked:
+        return config.sync.close_timeout_s + CLOSE_MARGIN_S
+    return config.learner.leave_timeout_s

@@ -143,6 +143,11 @@ class TrainingHalf:
         return self._news.trouble
 
     @property
+    def is_stop_asked(self) -> bool:
+        """The run is to be closed."""
+        return self._news.is_stop_asked
+
+    @property
     def is_running(self) -> bool:
         """The run wants further steps."""
         self._look()

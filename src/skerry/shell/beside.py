@@ -22,7 +22,7 @@ from skerry.node.cells import Lay
 from skerry.node.mailbox import Mailbox, NodeRecord, Record, mailbox
 from skerry.shell.channel import Channel, Introduction, Said
 from skerry.shell.home import Home, OnHost, node_threads
-from skerry.shell.memory import OwnMemory, SharedMemory
+from skerry.shell.memory import OwnMemory, SharedMemory, shared_file
 from skerry.shell.node import LAST_TURN_S, NodeLoop, Who
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -42,9 +42,16 @@ class Beside(Protocol):
     def wake(self) -> None:
         """Something was said; never waits."""
 
+    def flush(self) -> None:
+        """Let it have what there was no room for when it was said; never waits."""
+
     @property
     def obituary(self) -> str:
         """Why it is there no more; empty while it is."""
+
+    @property
+    def standstill(self) -> str:
+        """Why it is there and does nothing, where that is known."""
 
     def end(self) -> None:
         """Nothing is left to do."""
@@ -52,6 +59,8 @@ class Beside(Protocol):
 
 class NodeThread:
     """In a thread. Every moment of its Python is one that the training loop waits for the interpreter."""
+
+    standstill = ""
 
     def __init__(self, who: Who, home: Home | None = None) -> None:
         self.post, theirs = mailbox()
@@ -66,6 +75,9 @@ class NodeThread:
 
     def wake(self) -> None:
         self.loop.wake()
+
+    def flush(self) -> None:
+        pass  # there is always room
 
     @property
     def obituary(self) -> str:
@@ -92,7 +104,7 @@ class NodeProcess:
 
     def __init__(self, who: Who) -> None:
         ours, theirs = socket.socketpair()
-        memory = os.memfd_create("skerry-cells")
+        memory = shared_file()
         self.lay = SharedMemory(memory)
         self.post = Hearing(ours, NodeRecord | Said)
         files = (theirs.fileno(), memory)
@@ -114,18 +126,41 @@ class NodeProcess:
     def wake(self) -> None:
         self.post.flush()
 
+    def flush(self) -> None:
+        self.post.flush()
+
     @property
     def obituary(self) -> str:
         return f"the learner's node process {self._ended()}" if self.post.is_over else ""
 
+    @property
+    def standstill(self) -> str:
+        if not self._is_stopped():
+            return ""
+        return f"the learner's node process {self.pid} is stopped (kill -CONT {self.pid} lets it go on)"
+
     def end(self) -> None:
         self.post.close()
+        if self._is_stopped():
+            self._process.kill()
         try:
             self._process.wait(LAST_TURN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self.lay.close()
+
+    @property
+    def has_failed(self) -> bool:
+        """It ended by itself: nobody else had a hand in it."""
+        return self._process.returncode is not None and self._process.returncode >= 0
+
+    def _is_stopped(self) -> bool:
+        """By a signal, or by who traces it."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return False  # it has ended
 
     def _ended(self) -> str:
         try:
@@ -136,9 +171,15 @@ class NodeProcess:
 
 
 class Hearing(Channel):
-    """The training half's end: what the node has to log is logged here."""
+    """The training half's end: what the node has to log is logged here. A fork of this process hears nothing."""
+
+    def __init__(self, sock: socket.socket, hears: Any) -> None:
+        super().__init__(sock, hears)
+        self._owner = os.getpid()
 
     def receive(self) -> list[Any]:
+        if os.getpid() != self._owner:
+            return []  # whoever reads it has it alone, and it is for the trainer
         records: list[Record] = super().receive()
         for said in [record for record in records if isinstance(record, Said)]:
             logging.getLogger(said.logger).log(said.level, "%s", said.text)

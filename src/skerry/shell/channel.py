@@ -6,6 +6,7 @@ could die with. What cannot be written now is kept and written the next time.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
 
@@ -87,4 +88,7 @@ class Channel:
         return records
 
     def close(self) -> None:
+        """For good, whoever else has this end open: a fork of this process may."""
+        with contextlib.suppress(OSError):  # the other side is gone
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

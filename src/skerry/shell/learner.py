@@ -4,6 +4,9 @@ The training thread calls `step` and `close`; everything else happens beside it 
 the first bases, because no step may be taken without one; after that nothing here waits for the network until `close`.
 A fast-forward is waited for as the first bases are, because a step on half a model is of no use.
 How long a learner waits for a syncer that is not there is one rule (`Patience`), for `start` and `fetch_config` alike.
+Whatever becomes of what runs beside the loop, `close` keeps to the run's limit and a little; nothing else ends it by
+force, but a loop that stands says whom it waits for. A learner is of the process that made it, and of one thread at a
+time.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 import os
 import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from typing import cast
@@ -21,12 +25,13 @@ import msgspec
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
+from skerry.core.learner import patience_s
 from skerry.core.messages import Answer, Ask, Message, Refused
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
 from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
 from skerry.shell.home import Home
-from skerry.shell.node import INBOX_MAX, Who
+from skerry.shell.node import INBOX_MAX, LAST_TURN_S, Who
 from skerry.wire.tcp import Client, address_of
 from skerry.wire.transport import Inbox, Opened, Received
 
@@ -36,7 +41,8 @@ DEATHS_S = 60.0  # within so long, before it is given up
 STATES = ("host", "device", "auto")
 POLL_S = 0.005  # how often a standing training thread looks for boundary work
 ANSWER_POLL_S = 0.1  # how often one who waits for an answer looks at the time
-WAITING_SAYS_S = 10.0  # how often a learner that cannot join says so
+WAITING_SAYS_S = 10.0  # how often a learner that cannot join or go on says so
+ANSWER_S_MAX = 10.0  # for the node to say that a closing is over, beyond what it may take
 
 log = logging.getLogger("skerry.learner")
 
@@ -88,6 +94,10 @@ class LearnerShell:
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
         self._deaths: list[float] = []
+        self._has_joined = False  # with any node
+        self._owner = os.getpid()
+        self._calls = threading.RLock()  # a step or the closing is under way
+        self._is_closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -115,51 +125,122 @@ class LearnerShell:
                 raise KeyboardInterrupt
             if self.training.is_linked or self._is_starting:
                 patience.refresh()
-            patience.look(self.training.trouble or self.training.has_come)
+            patience.look(self._waits_for)
             self._stand()
         self._check()
         self._stepped_at = time.monotonic()
 
+    @property
+    def _waits_for(self) -> str:
+        """Why it has not joined yet, as far as anybody here knows."""
+        if self.beside.standstill or not self.training.has_heard:
+            return self.beside.standstill or "what runs beside the loop is starting"
+        return self.training.trouble or self.training.has_come
+
     def step(self, tokens: int, loss: float = 0.0) -> bool:
         """A step was taken; False once the run wants no more of them."""
-        self._check()
+        if os.getpid() != self._owner:
+            raise RuntimeError(f"step() in process {os.getpid()}: {self._whose}; step there, or attach a model here")
+        if not self._calls.acquire(blocking=False):
+            raise RuntimeError("step() is being called by two threads at once: take one step after the other")
+        try:
+            return self._step(tokens, loss)
+        finally:
+            self._calls.release()
+
+    def _step(self, tokens: int, loss: float) -> bool:
+        if self._is_closed:
+            return False
         now = time.monotonic()
         step_s = now - (self._stepped_at or now)
         self._stepped_at = now
         self.training.boundary(1, tokens, step_s, loss)
         self.beside.wake()
-        while self.training.must_stand and not self.beside.obituary:
-            self._stand()  # a fast-forward
+        self._fast_forward()
+        self._check()
         return self.is_running
+
+    def _fast_forward(self) -> None:
+        """Stand while one is half done, and say so where that takes long."""
+        began_at = said_at = time.monotonic()
+        while self.training.must_stand and not self.beside.obituary:
+            self._stand()
+            now = time.monotonic()
+            if now - said_at >= WAITING_SAYS_S:
+                said_at, why = now, self.beside.standstill or "it is on its way"
+                log.warning("the loop stands for %.0f s, until the run's model is whole: %s", now - began_at, why)
 
     @property
     def is_running(self) -> bool:
-        return self.training.is_running
+        """Whether the run wants further steps; `RefusedError` where it wants nothing more of this learner."""
+        is_running = self.training.is_running
+        self._check_refusal()
+        return is_running
 
     @property
     def node_pid(self) -> int | None:
         return self.beside.pid if isinstance(self.beside, NodeProcess) else None
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Take no further step: hand over what is left, wait until the machine says that it may go, hang up."""
+        """Take no further step: hand over what is left, wait until the machine says that it may go, hang up.
+
+        Once is enough. In a fork of the process it does nothing: what is to be done at exit is done there too.
+        """
+        if os.getpid() != self._owner:
+            log.warning("close() in process %d does nothing: %s", os.getpid(), self._whose)
+            return
+        if not self._calls.acquire(timeout=LAST_TURN_S):
+            raise RuntimeError("close() while another thread is in step() or close(): end that first")
+        try:
+            if not self._is_closed:
+                self._leave(timeout_s)
+        finally:
+            self._calls.release()
+
+    @property
+    def _whose(self) -> str:
+        return f"this learner is of process {self._owner}, from which this one was forked"
+
+    def _leave(self, timeout_s: float | None) -> None:
+        self._is_closed = True
+        try:
+            self._hand_over(timeout_s)
+        finally:
+            self.beside.end()
+
+    def _hand_over(self, timeout_s: float | None) -> None:
+        """Who was never welcomed has nothing to hand over, so there is nothing to say of that."""
+        began_at = time.monotonic()
         self.training.close(timeout_s)
         self.beside.wake()
         while self.training.left is None and not self.beside.obituary:
+            if time.monotonic() - began_at >= self._patience_s(timeout_s) + ANSWER_S_MAX:
+                break
             self._stand()
         self.training.stand()  # the last versions may have come since it last looked
-        self.beside.end()
+        if self.training.left is None and self.training.config is not None:
+            why = self.beside.obituary or self.beside.standstill or "what runs beside the loop says nothing"
+            log.warning("%s: left without an answer: %s; its last work may not be in the run", self._who.name, why)
+
+    def _patience_s(self, timeout_s: float | None) -> float:
+        config = self.training.config
+        return 0.0 if config is None else patience_s(config, self.training.is_stop_asked, timeout_s)
 
     def _stand(self) -> None:
         if self.training.stand():
             self.beside.wake()
+        self.beside.flush()
         time.sleep(POLL_S)
 
     def _check(self) -> None:
+        self._check_refusal()
+        if self.beside.obituary and not self._is_closed:
+            self._bury()
+
+    def _check_refusal(self) -> None:
         left = self.training.left
         if left is not None and left.refused is not None:
             raise RefusedError(left.refused.text, left.refused.why)
-        if self.beside.obituary:
-            self._bury()
 
     def _bury(self) -> None:
         """What ran beside the loop is gone, and with it what nobody else knew: the bases and what was outstanding.
@@ -168,16 +249,24 @@ class LearnerShell:
         It is waited for, because steps taken meanwhile would be given up.
         """
         now, obituary = time.monotonic(), self.beside.obituary
+        self._has_joined |= self.training.config is not None
         self._deaths = [at for at in self._deaths if now - at < DEATHS_S] + [now]
-        if self._node == "thread" or len(self._deaths) > DEATHS_MAX:
+        if self._is_hopeless:
             times = f", {len(self._deaths)} times within {DEATHS_S:g} s" if len(self._deaths) > 1 else ""
+            without = "" if self._node == "thread" else '; node="thread" (SKERRY_NODE=thread) does without that process'
             raise RuntimeError(
-                f"{obituary}{times}: what it said last is in the log and on stderr"
+                f"{obituary}{times}: what it said last is in the log and on stderr{without}"
             ) from self.beside.failure
         log.warning("%s: another takes its place, and the model is set to the run's", obituary)
         self.beside.end()
         self._begin()
         self.start(self._join_timeout_s)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Another would end like the last one: it died of what this process has too, at once, or again and again."""
+        never_began = isinstance(self.beside, NodeProcess) and self.beside.has_failed and not self._has_joined
+        return self._node == "thread" or never_began or len(self._deaths) > DEATHS_MAX
 
 
 def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: float) -> configs.Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -22,8 +23,16 @@ class OwnMemory:
         return self._cells
 
 
+def shared_file() -> int:
+    """An open file without a path, for `SharedMemory`."""
+    return os.memfd_create("skerry-cells", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
 class SharedMemory:
-    """Lays cells in an open file; who lays them in it first gives it its length."""
+    """Lays cells in an open file; who lays them in it first gives it its length, and nobody can make it shorter then.
+
+    Else any process of the same user could, and whoever touched what is cut off would be ended by SIGBUS.
+    """
 
     def __init__(self, file: int, threads: int = 1) -> None:
         self.file, self._threads = file, threads
@@ -32,6 +41,7 @@ class SharedMemory:
         count_bytes = memory_bytes(size, up_count + down_count)
         if os.fstat(self.file).st_size < count_bytes:
             os.ftruncate(self.file, count_bytes)
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return float_cells(mmap.mmap(self.file, count_bytes), size, up_count, down_count, self._threads)
 
     def close(self) -> None:
