@@ -50,6 +50,14 @@ def test_the_papers_preset_is_the_papers():
     assert (c.merge.rule, c.learner.adopt) == ("rda", "overwrite")
 
 
+def test_the_number_of_fragments_is_given_or_left_to_the_models_size():
+    assert configs.default().sync.num_fragments == 0 and configs.local().sync.num_fragments == 24
+    for count in (0, 1, 10_000):
+        configs.validate(run_of(sync=configs.Sync(num_fragments=count)))
+    with pytest.raises(ConfigError, match=r"sync\.num_fragments = -1: must be from 0 to 10000"):
+        configs.validate(run_of(sync=configs.Sync(num_fragments=-1)))
+
+
 def test_an_evaluation_is_a_share_of_the_budget_or_never():
     for share in (0.0, 0.001, 0.05, 1.0):
         configs.validate(run_of(run=configs.Run(steps=100, evaluate_every=share)))

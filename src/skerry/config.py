@@ -57,7 +57,7 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When fragments are synchronised, and who must be in."""
 
-    num_fragments: int = 24  # P
+    num_fragments: int = 0  # P; 0: by the model's size, 24, or 12 or 6 of a small one
     cut_tensors: bool = True  # so that fragments are even; else there are never more of them than tensors
     sync_every: int = 24  # H, in inner steps
     fragment_sync_delay: int = 2  # tau, in inner steps
@@ -149,7 +149,7 @@ def default() -> Config:
 
 def local() -> Config:
     """Learners that share a small machine: paced, so that figures speak of the protocol, not of the scheduler."""
-    return Config(run=Run(learners=4), learner=Learner(step_s=0.3))
+    return Config(run=Run(learners=4), sync=Sync(num_fragments=24), learner=Learner(step_s=0.3))
 
 
 def paper() -> Config:
@@ -162,7 +162,7 @@ def paper() -> Config:
     """
     return Config(
         run=Run(learners=8),
-        sync=Sync(cut_tensors=False, quorum=1, policy="fixed"),
+        sync=Sync(num_fragments=24, cut_tensors=False, quorum=1, policy="fixed"),
         outer=Outer(lr=0.7, momentum=0.9),
         wire=Wire(codec_up="bf16", codec_down="bf16"),
         learner=Learner(adopt="overwrite"),
@@ -377,7 +377,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("data.batch", 1, 10**6),
     ("data.bytes_max", 1, _MANY),
     ("data.held_out_batches", 1, 10**5),
-    ("sync.num_fragments", 1, 10**4),
+    ("sync.num_fragments", 0, 10**4),
     ("sync.sync_every", 1, 10**6),
     ("sync.fragment_sync_delay", 1, 10**6),
     ("sync.grace", 0, 1),

@@ -19,7 +19,9 @@ from skerry.algo.fragments import (
     decode_fragments,
     encode_fragments,
     first_difference,
+    fragment_count,
     fragments_max,
+    fragments_wanted,
     gather,
     layout_of,
     padded,
@@ -187,7 +189,23 @@ def test_split_is_deterministic_and_ties_go_by_name_into_the_lowest_bin():
         ["t1", "t3"],
     ]
     with pytest.raises(ValueError, match="num_fragments"):
-        split(layout, 0)
+        split(layout, -1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "count"),
+    [(1, 6), (3_000_000, 6), (12 * 2**19 - 1, 6), (12 * 2**19, 12), (10_800_000, 12), (24 * 2**19, 24), (5e9, 24)],
+)
+def test_where_no_number_is_asked_for_it_follows_the_size_so_that_fragments_are_large(parameters, count):
+    assert fragments_wanted(parameters, 0) == count
+    assert fragments_wanted(parameters, 7) == 7, "a number that is asked for stands"
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_by_size_too_there_are_no_more_fragments_than_a_model_can_be_split_into(cut):
+    for layout in (vectors([100, 100, 100]), vectors([2**19] * 12), vectors([2**19] * 40)):
+        expected = min(fragments_wanted(layout.param_count, 0), fragments_max(layout, cut))
+        assert len(split(layout, 0, cut)) == fragment_count(layout, 0, cut) == expected
 
 
 # ------------------------------------------------------------------------------------------ tensors that are cut

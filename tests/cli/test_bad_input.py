@@ -343,7 +343,7 @@ def test_a_run_goes_on_only_with_its_own_configuration(folder, refused, stopped_
     line = refused(*serve, "--config", "run.toml")
     assert line == f"{own}sync.grace = 0.5 (the run has 0.8){advice}"
     line = refused(*serve, "--preset", "paper")
-    assert line.startswith(f"{own}run.learners = 8 (the run has 2), ") and line.endswith(f" and 4 more{advice}")
+    assert line.startswith(f"{own}run.learners = 8 (the run has 2), ") and line.endswith(f" and 5 more{advice}")
     assert "unknown key sync.quorom" in refused(*serve, "--sync.quorom", "1")
     assert "gone.toml: cannot be read (No such file" in refused(*serve, "--config", "gone.toml")
     for words in (["--sync.quorum", "1"], ["--learners", "2"], ["--seed", "3"]):

@@ -48,6 +48,7 @@ def test_an_override_is_an_option(capsys):
 def test_bandwidth_for_people(capsys):
     code, out, _ = run(capsys, *BANDWIDTH, "--link", "2Gbit")
     assert code == 0 and "data-parallel" in out and "warm, H = 4" in out and "2 Gbit/s" in out
+    assert "5e+09 parameters in 24 fragments, " in out
 
 
 def test_a_run_from_a_file_with_a_link_for_each_learner(capsys, tmp_path):
@@ -179,10 +180,16 @@ def test_a_users_model_by_its_file(capsys, tmp_path):
     _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--sync.cut_tensors", "false", "--json")
     told = json.loads(out)
     assert (told["params"], told["tensors"], told["fragments"]["count"]) == (864, 2, 2)
-    _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--json")
+    _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--sync.num_fragments", "24", "--json")
     told = json.loads(out)
     assert told["fragments"]["count"] == 8
     assert any("24, but the model has 864 parameters and a fragment has 128 at least" in w for w in told["warnings"])
+
+
+@pytest.mark.parametrize(("preset", "count"), [("default", 12), ("local", 24), ("paper", 24)])
+def test_how_many_fragments_the_built_in_model_of_10m_has(capsys, preset, count):
+    _, out, _ = run(capsys, *RUN, "--preset", preset, "--model.preset", "10m", "--json")
+    assert json.loads(out)["fragments"]["count"] == count
 
 
 def test_failures_lower_the_goodput(capsys):
@@ -199,7 +206,7 @@ BAD = [
     (("bandwidth", "--params", "5x", "--step-s", "1"), "--params: '5x' has the unknown unit 'x'"),
     (("bandwidth", "--params", "1e40", "--step-s", "1"), "--params: '1e40'"),
     (("bandwidth", "--params=-5", "--step-s", "1"), "'-5' is negative"),
-    (("bandwidth", "--params", "5", "--step-s", "1"), "sync.num_fragments = 24"),
+    (("bandwidth", "--params", "5", "--step-s", "1"), "--params 5: fewer than the 6 fragments they would be in"),
     (("bandwidth", "--params", "5e9", "--step-s", "soon"), "--step-s: 'soon' is not a time"),
     ((*BANDWIDTH, "--utilisation", "1"), "--utilisation 1: a share"),
     ((*BANDWIDTH, "--utilisation", "nan"), "--utilisation: 'nan' is not a share"),

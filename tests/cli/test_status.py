@@ -86,6 +86,7 @@ def test_a_served_run_is_shown_alike_by_its_directory_and_over_the_wire(tmp_path
             member = record["learners"]["puppet"]
             assert member["life"] == 1 and member["step"] > 0 and member["heard_s"] >= 0
             assert f"on {address} by process {syncer.process.pid}\n" in plain(shown)
+            assert " of 2 fragments with 1.00 contributors" in plain(shown)
             assert "K = 1" in shown and "steps asked" in shown and " of 2,000,000 steps after " in shown
             (line,) = [line for line in shown.splitlines() if line.startswith("puppet")]
             assert line.split()[1] == "1" and "–" in line.split()  # it has no loss to tell

@@ -12,7 +12,7 @@ def config_of(**overrides):
     return configs.resolve(configs.default(), None, [(k.replace("__", "."), v) for k, v in overrides.items()])
 
 
-FIXED = {"sync__policy": "fixed"}
+FIXED = {"sync__policy": "fixed", "sync__num_fragments": 24}
 
 
 def test_the_papers_table_within_what_was_promised():
@@ -49,6 +49,12 @@ def test_real_bits_both_ways_block_scales_included():
     assert phase["gbit_per_step_up"] * 1e9 == 8 * payload_bytes("int4", 128 * 10**4)
     assert phase["gbit_per_step_down"] * 1e9 == 8 * payload_bytes("bf16", 128 * 10**4)
     assert phase["gbit_s"] == pytest.approx(0.95 * phase["gbit_per_step_down"])  # the busier way counts
+
+
+def test_fragments_follow_the_models_size_unless_their_number_is_given():
+    told = [answer(Question(params, 1.0, 8, 8, 0.95), config_of())["fragments"] for params in (3e6, 10.8e6, 5e9)]
+    assert told == [6, 12, 24]
+    assert answer(Question(3e6, 1.0, 8, 8, 0.95), config_of(**FIXED))["fragments"] == 24
 
 
 def test_the_warm_phase_is_in_the_runs_need_by_its_share():

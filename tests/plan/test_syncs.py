@@ -17,7 +17,8 @@ DAY = 86400.0
 
 def plan_of(rates=(1e9,) * 4, steps=(1.0,) * 4, rtt=0.0, params=N, tensors=24, failures=None, **overrides):
     """Fixed H, unless told; overrides as sync__quorum=2."""
-    keys = {"run__learners": len(rates), "run__steps": 10**5, "sync__policy": "fixed"} | overrides
+    keys = {"run__learners": len(rates), "run__steps": 10**5, "sync__policy": "fixed", "sync__num_fragments": 24}
+    keys |= overrides
     config = configs.validate(
         configs.resolve(configs.default(), None, [(k.replace("__", "."), v) for k, v in keys.items()])
     )
@@ -206,6 +207,26 @@ def test_more_tensors_than_fragments_there_may_be():
     apply(plan, suggested)
 
 
+@pytest.mark.parametrize(
+    ("params", "every", "count", "suggested"),
+    [
+        (N, 24, 6, 0),  # small fragments cost more than smooth traffic gains
+        (10_800_000, 24, 12, 0),
+        (10_800_000, 8, 12, 8),
+        (20 * 2**20, 48, 24, 40),  # as many of them as are large
+        (1e9, 48, 24, 48),
+    ],
+)
+def test_fragments_by_size_are_suggested_away_only_for_large_ones_of_one_a_step(params, every, count, suggested):
+    plan = plan_of(rates=(1e12,) * 4, steps=(60.0,) * 4, params=params, sync__num_fragments=0, sync__sync_every=every)
+    told = report(plan)
+    assert (told["fragments"]["count"], told["suggested"]["sync.num_fragments"]) == (count, suggested)
+    said = f"sync.num_fragments = {suggested}, not the {count} that follow from its size: "
+    assert [line.startswith(said) for line in told["suggested"]["why"]] == [True] * bool(suggested)
+    if suggested:
+        assert report(apply(plan, told["suggested"]))["fragments"]["count"] == suggested
+
+
 def test_what_works_is_left_as_it_is():
     told = report(plan_of())
     assert told["suggested"]["why"] == [] and told["warnings"] == [] and told["goodput"] == 1
@@ -225,6 +246,7 @@ SAID = [
     ({"run__steps": 2399}, "4 learners want 2,400 steps or more, 600 times their number"),
     ({"run__steps": 0, "run__minutes": 39.0}, "this run has 2,340"),
     ({"wire__held_bytes_max": 1 << 20, "params": 1e9}, "wire.held_bytes_max"),
+    ({"wire__held_bytes_max": 1 << 20, "params": 1e9, "sync__num_fragments": 0}, "or sync.num_fragments above 24"),
     ({"learner__step_s": 2.0}, "learner.step_s = 2 pads"),
     ({"tensors": 10, "sync__cut_tensors": False}, "10 tensors and with sync.cut_tensors = false none is cut"),
     ({"rates": (1e5,) * 4}, "does not fit under sync.fragment_sync_delay = 2"),

@@ -10,10 +10,11 @@ from safetensors.numpy import save_file
 
 from e2e.processes import skerry
 from skerry.algo.fragments import Tensor, layout_of
-from skerry.config import Config
+from skerry.config import Config, decode
 from skerry.core.state import state_of
 from skerry.errors import ModelError, TapeDamaged
 from skerry.run.export import read_model
+from skerry.run.facts import fragments_of
 from skerry.run.genesis import METADATA, begin, create_run, is_from, read_genesis, read_layout
 from skerry.store import Store
 
@@ -54,6 +55,13 @@ def test_values_that_no_run_can_start_from_are_refused_by_name(tmp_path):
     save_file({"w": np.zeros(2, np.float64)}, tmp_path / "g")
     with pytest.raises(ModelError, match="parameter w is F64; a genesis holds float32"):
         read_genesis(tmp_path / "g")
+
+
+def test_a_run_that_leaves_the_number_of_fragments_open_keeps_that_and_has_a_table_of_them(tmp_path):
+    with Store.open(tmp_path) as store:
+        created = begin(store, Config(), layout_of([Tensor("w", (3000,))]), zeros)
+    assert decode(created.config).sync.num_fragments == 0
+    assert len(fragments_of(created)) == len(created.files) == 6
 
 
 def test_a_run_knows_the_file_it_began_with(tmp_path):

@@ -24,6 +24,8 @@ BLOCK = 128  # elements that share one codec scale
 ROW = 4096  # elements of one kernel row, the first level of a two-level norm
 EVEN = 1.1  # largest fragment over the mean, at most, where tensors may be cut and the mean is 64k elements or more
 FINE = 1 / 64  # of a fragment: rows up to this size stay whole where a tensor is cut
+BY_SIZE = (24, 12, 6)  # how many fragments, where that follows from the model's size
+LARGE = 1 << 19  # parameters: half of what it costs a syncer to merge a smaller fragment is no arithmetic
 
 Kind = Literal["embedding", "other"]
 F32 = npt.NDArray[np.float32]
@@ -152,9 +154,7 @@ def split(layout: Layout, num_fragments: int, cut: bool = True) -> tuple[Fragmen
     Sizes are the padded ones, for those travel. A run is split once, at its genesis, and keeps the table on its tape:
     another way to split changes no run that has begun.
     """
-    if num_fragments < 1:
-        raise ValueError(f"num_fragments must be at least 1, not {num_fragments}")
-    count = min(num_fragments, fragments_max(layout, cut))
+    count = fragment_count(layout, num_fragments, cut)
     wholes = [Slice(tensor, 0, tensor.size) for tensor in layout.tensors]
     if not cut:
         filled = _filled(wholes, count, math.inf, 0.0)
@@ -163,6 +163,18 @@ def split(layout: Layout, num_fragments: int, cut: bool = True) -> tuple[Fragmen
         most = max((EVEN - 2 * FINE) * mean, padded(math.ceil(mean)))  # whole rows may make what is cut a little larger
         filled = _filled(_no_larger(wholes, count, mean, most), count, most, FINE * mean)
     return tuple(_fragment(index, _laid_out(slices)) for index, slices in enumerate(filled))
+
+
+def fragment_count(layout: Layout, num_fragments: int, cut: bool = True) -> int:
+    """How many fragments a model is split into."""
+    return min(fragments_wanted(layout.param_count, num_fragments), fragments_max(layout, cut))
+
+
+def fragments_wanted(parameters: float, num_fragments: int) -> int:
+    """The number asked for; for 0 the first BY_SIZE with LARGE fragments, or else the last."""
+    if num_fragments < 0:
+        raise ValueError(f"num_fragments must be 0, which is by size, or more, not {num_fragments}")
+    return num_fragments or next((count for count in BY_SIZE if parameters >= count * LARGE), BY_SIZE[-1])
 
 
 def fragments_max(layout: Layout, cut: bool = True) -> int:

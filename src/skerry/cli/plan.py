@@ -19,7 +19,7 @@ from skerry import cli
 from skerry import config as configs
 from skerry import text as units
 from skerry.algo.codecs import CODECS
-from skerry.algo.fragments import Layout
+from skerry.algo.fragments import Layout, fragments_wanted
 from skerry.errors import Refusal
 from skerry.plan import bandwidth, layouts, paper
 from skerry.plan.forecast import report
@@ -114,8 +114,9 @@ def _question(
         raise Refusal(f"--utilisation {utilisation:g}: a share between 0 and 1, like 0.95")
     if sites > learners:
         raise Refusal(f"--sites {sites}: more than the {learners} learners (--learners) that could be at them")
-    if config.sync.num_fragments > options.params:
-        raise Refusal(f"--params {options.params:g}: fewer than sync.num_fragments = {config.sync.num_fragments}")
+    if (fragments := fragments_wanted(options.params, config.sync.num_fragments)) > options.params:
+        many = counted(fragments, "fragment")
+        raise Refusal(f"--params {options.params:g}: fewer than the {many} they would be in (sync.num_fragments)")
     question = bandwidth.Question(options.params, options.step_s, sites, learners, utilisation, options.link)
     return question, config
 
@@ -144,8 +145,9 @@ def _print_bandwidth(told: dict[str, Any]) -> None:
     console = Console()
     skerry, link = told["skerry"], told.get("at_link")
     console.print(
-        f"{told['params']:.4g} parameters, {told['step_s']:g} s a step, {told['learners']} learners at {told['sites']} "
-        f"sites; Gbit/s a site, each way, for a utilisation of {told['utilisation']:.0%}"
+        f"{told['params']:.4g} parameters in {counted(told['fragments'], 'fragment')}, {told['step_s']:g} s a step, "
+        f"{told['learners']} learners at {told['sites']} sites; Gbit/s a site, each way, for a utilisation of "
+        f"{told['utilisation']:.0%}"
     )
     table = _table("", "Gbit/s", *(["at the link"] if link else []))
     codecs = f"{skerry['codec_up']} up and {skerry['codec_down']} down"
@@ -294,7 +296,8 @@ def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
     if "genesis" in asked:
         layout = read_layout(Path(asked["genesis"].text))
     elif "params" in asked:
-        params, tensors = _one(asked, "params"), int(_one(asked, "tensors", config.sync.num_fragments))
+        params = _one(asked, "params")
+        tensors = int(_one(asked, "tensors", fragments_wanted(params, config.sync.num_fragments)))
         if tensors > params:
             raise Refusal(f"{asked['params']}: fewer than the {counted(tensors, 'tensor')} they would be in")
         layout = layouts.even(params, tensors)

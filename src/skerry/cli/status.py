@@ -90,7 +90,7 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
         yield "evaluated", _evaluated(found)
     rounds = f", {counted(r['rounds_open'], 'round')} open" if "rounds_open" in r else ""
     mean = f" with {r['contributors_mean']:.2f} contributors on average" if r["merges"] else ""
-    yield "merges", f"{r['merges']:,}{mean}{rounds}"
+    yield "merges", f"{r['merges']:,} of {counted(len(r['versions']), 'fragment')}{mean}{rounds}"
     reached = f", {r['sync_every_reached']:.1f} reached" if r.get("sync_every_reached") else ""
     configured = r.get("sync_every_configured", r["sync_every"])
     asked = f" of {configured} configured" if configured != r["sync_every"] else ""

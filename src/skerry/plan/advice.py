@@ -5,7 +5,8 @@ Every rule follows from a line of the core or of the plan; two about the model f
 Suggestions change as little as possible: what is configured stays where it works. First a smaller codec (not below
 int4: what is coarser costs quality that nobody has planned for), then a longer H; links and the syncer are planned to
 be busy for ROOM of the time at most, and a quorum's round is to be over within H. P = H, as far as the model can be
-split: one fragment a step is the smoothest traffic. Nothing is suggested that `config.validate` would refuse.
+split and, where P is to follow its size, into large fragments: one a step is the smoothest traffic. Nothing is
+suggested that `config.validate` would refuse.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import BLOCK, fragments_max
+from skerry.algo.fragments import BLOCK, BY_SIZE, LARGE, fragment_count, fragments_max, fragments_wanted
 from skerry.plan.bandwidth import periods
 from skerry.plan.syncs import Island, RunPlan, Stretch, Sync, sizes_of, stretch
 from skerry.text import counted, size
@@ -42,7 +43,7 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     sync = plan.config.sync
     first, steady = stretches[0], stretches[-1]
     up, down = _codecs(plan, steady)
-    most = min(fragments_max(plan.layout, sync.cut_tensors), FRAGMENTS_MAX)
+    most = _fragments_most(plan)
     every = _every(sync.sync_every, plan, steady, up, down, lambda every: min(every, most))
     if every > EVERY_MAX:
         return {}
@@ -50,7 +51,7 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     if first.period.stage == "warm":
         warm_every = min(every, _every(sync.warm_every, plan, first, up, down, lambda _: fragments))
     chosen: dict[str, Any] = {
-        "sync.num_fragments": fragments,
+        "sync.num_fragments": _asked_for(plan, fragments),
         "sync.sync_every": every,
         "sync.warm_every": warm_every,
         "sync.fragment_sync_delay": sync.fragment_sync_delay,
@@ -60,6 +61,25 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     }
     chosen["sync.fragment_sync_delay"] = _delay(_with(plan, chosen))
     return chosen | {"why": list(_why(plan, chosen))}
+
+
+def _fragments_most(plan: RunPlan) -> int:
+    """As many as the model can be split into; unless a number is configured none too small, or those by size."""
+    sync, parameters = plan.config.sync, plan.layout.param_count
+    most = min(fragments_max(plan.layout, sync.cut_tensors), FRAGMENTS_MAX)
+    if sync.num_fragments:
+        return most
+    by_size = fragments_wanted(parameters, 0)
+    return min(most, parameters // LARGE if by_size == max(BY_SIZE) else by_size)
+
+
+def _asked_for(plan: RunPlan, fragments: int) -> int:
+    """This number, or 0 where that is configured and comes to the same."""
+    return 0 if not plan.config.sync.num_fragments and fragments == _by_size(plan) else fragments
+
+
+def _by_size(plan: RunPlan) -> int:
+    return fragment_count(plan.layout, 0, plan.config.sync.cut_tensors)
 
 
 def _codecs(plan: RunPlan, at: Stretch) -> tuple[configs.Codec, configs.Codec]:
@@ -144,7 +164,8 @@ def _why(plan: RunPlan, chosen: dict[str, Any]) -> Iterator[str]:
     for key, reason in reasons.items():
         table, name = key.split(".")
         if chosen[key] != configured[table][name]:
-            yield f"{key} = {chosen[key]}, not {configured[table][name]}: {reason}"
+            was = configured[table][name] or f"the {_by_size(plan)} that follow from its size"
+            yield f"{key} = {chosen[key]}, not {was}: {reason}"
 
 
 # ---------------------------------------------------------------------------------------------- contradictions
@@ -206,7 +227,8 @@ def _of_config(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
     if one > c.wire.held_bytes_max:
         yield (
             f"one fragment of all learners is {size(one)}, more than wire.held_bytes_max = "
-            f"{size(c.wire.held_bytes_max)}: rounds wait for each other; raise it or sync.num_fragments"
+            f"{size(c.wire.held_bytes_max)}: rounds wait for each other; raise it, or "
+            f"sync.num_fragments above {len(sizes)}"
         )
     if c.learner.step_s and any(i.step_s < c.learner.step_s for i in plan.islands):
         yield f"learner.step_s = {c.learner.step_s:g} pads every step to that: the faster ones given here cannot be"

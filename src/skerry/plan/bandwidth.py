@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from skerry.algo.codecs import payload_bytes
-from skerry.algo.fragments import BLOCK, padded
+from skerry.algo.fragments import BLOCK, fragments_wanted, padded
 from skerry.config import Config
 from skerry.core.schedule import sync_every_in
 from skerry.core.vocabulary import Stage
@@ -71,7 +71,7 @@ def bits_per_element(codec: str) -> float:
 
 def loads(config: Config, params: float) -> list[Load]:
     """One learner's traffic in each period, its fragments taken as equal."""
-    count = config.sync.num_fragments
+    count = fragments_wanted(params, config.sync.num_fragments)
     size = padded(math.ceil(params / count))
     up, down = (8 * payload_bytes(codec, size) for codec in (config.wire.codec_up, config.wire.codec_down))
     found = []
@@ -150,7 +150,7 @@ def answer(q: Question, config: Config) -> dict[str, Any]:
         "learners": q.learners,
         "learners_per_site": here,
         "utilisation": q.utilisation,
-        "fragments": config.sync.num_fragments,
+        "fragments": fragments_wanted(q.params, config.sync.num_fragments),
         "delay": delay,
         "data_parallel": {"bits_per_param": GRADIENT_BITS, "gbit_per_step": dp_bits / 1e9, "gbit_s": dp / 1e9},
         "skerry": {

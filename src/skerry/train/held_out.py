@@ -15,7 +15,7 @@ from typing import Any
 import numpy.typing as npt
 
 from skerry import config as configs
-from skerry.algo.fragments import fragments_max
+from skerry.algo.fragments import fragment_count
 from skerry.train.data import Corpus
 from skerry.train.shapes import shape_of
 
@@ -37,8 +37,8 @@ class HeldOut:
         self.device = device_of(device)
         self._threads = (threads or len(os.sched_getaffinity(0))) if self.device == "cpu" else 1
         self.model = model_of(config)
-        layout = layout_of_model(self.model)
-        self.fragment_count = min(config.sync.num_fragments, fragments_max(layout, config.sync.cut_tensors))
+        layout, sync = layout_of_model(self.model), config.sync
+        self.fragment_count = fragment_count(layout, sync.num_fragments, sync.cut_tensors)
         self.batches = held_out_batches(corpus, ROWS, shape_of(config.model).context, config.data.held_out_batches)
 
     @property

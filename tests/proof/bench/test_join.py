@@ -21,7 +21,7 @@ def test_a_small_model_gets_there(capsys, link):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--parameters", "3"], "--parameters 3: fewer than the 24 fragments"),
+        (["--parameters", "3"], "--parameters 3: fewer than the 6 fragments"),
         (["--rtt", "-1"], "'-1' is negative"),
         (["--rate", "0"], "'0' must be from 1kbit to 1Tbit"),
         (["--sync.bogus", "9"], "unknown key sync.bogus"),

@@ -31,7 +31,7 @@ def test_a_genesis_that_was_written_in_pieces_is_one(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--parameters", "3"], "--parameters 3: fewer than the 24 fragments"),
+        (["--parameters", "3"], "--parameters 3: fewer than the 6 fragments"),
         (["--parameters", "90G"], "--parameters 90000000000: needs"),
         (["--sync.bogus", "9"], "unknown key sync.bogus"),
     ],

@@ -21,11 +21,10 @@ from skerry import algo
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, split
 from skerry.config import Config
-from skerry.errors import Refusal
 from skerry.node.algebra import Array
 from skerry.node.training import ByHand
-from skerry.plan.layouts import even
 from skerry.proof.bench import cores
+from skerry.proof.bench.reference import layout_for
 from skerry.proof.chaos.proxy import Lane, Proxy, Weather
 from skerry.run.genesis import begin
 from skerry.shell.beside import NodeThread
@@ -87,11 +86,7 @@ class PlainParameters:
 def measure(parameters: int, link: Link, overrides: list[tuple[str, object]], tell: Callable[[str], None]) -> Joined:
     base = Config(run=configs.Run(name="bench", learners=1, minutes=MINUTES))
     config = configs.validate(configs.resolve(base, None, overrides))
-    if parameters < config.sync.num_fragments:
-        raise Refusal(
-            f"--parameters {parameters}: fewer than the {config.sync.num_fragments} fragments (sync.num_fragments)"
-        )
-    layout = even(parameters, config.sync.num_fragments)
+    layout = layout_for(parameters, config.sync.num_fragments)
     algo.warm_up()
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
         local = LocalRun(Path(folder), [], [])
@@ -126,7 +121,7 @@ def _join(local: LocalRun, config: Config, layout: Layout, parameters: int, link
         shell.close(timeout_s=0.0)
     return Joined(
         parameters=parameters,
-        fragments=config.sync.num_fragments,
+        fragments=len(model.values),
         link=link,
         model_bytes=4 * parameters,
         wire_bytes=wire_bytes,

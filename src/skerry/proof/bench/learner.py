@@ -71,7 +71,7 @@ def measure(
         run=Run(learners=1, steps=10**9),
         model=Model(preset=model_preset),
         data=Data(batch=batch),
-        sync=Sync(quorum=1, policy="fixed"),
+        sync=Sync(num_fragments=24, quorum=1, policy="fixed"),  # one a step, whatever the model's size
     )
     loop = _Loop(config, device)
     trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")

@@ -17,8 +17,10 @@ import numpy as np
 from msgspec import Struct
 
 from skerry.algo import codecs
-from skerry.algo.fragments import F32
+from skerry.algo.fragments import F32, Layout, fragments_wanted
 from skerry.errors import Refusal
+from skerry.plan.layouts import even
+from skerry.text import counted
 from skerry.text import size as size_text
 
 ROUNDS = 5
@@ -62,6 +64,15 @@ def merge_bytes(contributions_bytes: int, size: int, delta_codec: str, codec_dow
     """What a merge has to touch at least: contributions, both versions, delta and what is published, each once."""
     made = codecs.payload_bytes(delta_codec, size) + codecs.payload_bytes(codec_down, size)
     return contributions_bytes + 24 * size + made
+
+
+def layout_for(parameters: int, num_fragments: int) -> Layout:
+    """A model of this size, a tensor for each fragment that a run with it would have."""
+    fragments = fragments_wanted(parameters, num_fragments)
+    if parameters < fragments:
+        many = counted(fragments, "fragment")
+        raise Refusal(f"--parameters {parameters}: fewer than the {many} they would be in (sync.num_fragments)")
+    return even(parameters, fragments)
 
 
 def check_disk(needed_bytes: float, option: str) -> None:

@@ -22,10 +22,9 @@ from msgspec import Struct
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
-from skerry.errors import NoAnswer, Refusal, RunFailed
-from skerry.plan.layouts import even
+from skerry.errors import NoAnswer, RunFailed
 from skerry.proof.bench import cores
-from skerry.proof.bench.reference import Tell, check_disk
+from skerry.proof.bench.reference import Tell, check_disk, layout_for
 from skerry.shell.local import Child
 from skerry.wire.inquiry import ask_status
 
@@ -57,11 +56,10 @@ class Opened(NamedTuple):
 def measure(parameters: Sequence[int], overrides: Iterable[tuple[str, Any]], tell: Tell) -> list[Row]:
     overrides = [("run.minutes", MINUTES), *overrides]
     config = configs.validate(configs.resolve(configs.Config(), None, overrides))
+    layouts = [layout_for(count, config.sync.num_fragments) for count in parameters]
     for count in parameters:
-        if count < config.sync.num_fragments:
-            raise Refusal(f"--parameters {count}: fewer than the {config.sync.num_fragments} fragments")
         check_disk(DISK_BYTES * count, f"--parameters {count}")
-    return [_row(even(count, config.sync.num_fragments), overrides, tell) for count in parameters]
+    return [_row(layout, overrides, tell) for layout in layouts]
 
 
 def _row(layout: Layout, overrides: Iterable[tuple[str, Any]], tell: Tell) -> Row:

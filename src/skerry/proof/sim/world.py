@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from skerry.algo.fragments import Fragment, Layout, Tensor, gather, layout_of
+from skerry.algo.fragments import Fragment, Layout, Tensor, fragments_wanted, gather, layout_of
 from skerry.node.algebra import FLOAT32, Algebra
 from skerry.proof.chaos.plan import Fault
 from skerry.proof.sim.algebra import Integers
@@ -62,7 +62,7 @@ class World(Timeline):
         self.mail_random = random.Random(f"mail of {seed}")
         self.is_exact = not tensors
         self.algebra: Algebra = FLOAT32 if tensors else INTEGERS
-        self.layout = layout_for(self.scenario.config.sync.num_fragments)
+        self.layout = layout_for(fragments_wanted(0, self.scenario.config.sync.num_fragments))  # of a tiny model
         self.fragments: tuple[Fragment, ...] = ()
         self.events = 0
         self.saw: Counter[str] = Counter()
