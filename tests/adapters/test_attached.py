@@ -112,6 +112,19 @@ def test_what_leaves_the_parameters_the_same_ones_is_nothing_to_refuse(change):
     assert attached.let_go() == ""
 
 
+def test_weights_that_are_tied_or_untied_are_not_the_same_model():
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
+    apart = Attached(model)
+    model[1].weight = model[0].weight
+    with pytest.raises(ModelError, match=r"^parameter 1\.weight is gone since"):
+        apart.look(["0.weight"])
+    tied = Attached(model)
+    tied.look(["0.weight"])
+    model[1].weight = nn.Parameter(model[0].weight.detach().clone())
+    with pytest.raises(ModelError, match=r"^parameter 1\.weight is to be trained, which it was not, since"):
+        tied.look(["0.weight"])
+
+
 def test_a_loop_may_give_a_parameter_other_memory():
     model = model_of()
     attached = Attached(model)
