@@ -22,9 +22,7 @@ from skerry.wire.transport import Inbox, Received, WireEvent
 
 INBOX_MAX = 1024
 TICK_S = 0.05
-FIRST_HEARTBEAT_S = (
-    0.2  # until the run says how often: while kernels are loaded, its syncer may be one of little patience
-)
+FIRST_HEARTBEAT_S = 0.2  # before the run has said how often: its syncer may be one of little patience
 LAST_TURN_S = 5.0  # for what is under way at the end
 COPY_POLL_S = 0.001  # while a device copies
 AWAY_SAYS_S = 60.0  # how often it is said of a syncer that stays away
