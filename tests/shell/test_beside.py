@@ -242,11 +242,11 @@ def test_a_loop_that_stands_in_a_fast_forward_is_told_that_the_node_is_stopped(h
     monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", 0.1)
     shell = joined("process")
     os.kill(shell.beside.pid, signal.SIGSTOP)
-    shell.training._is_forwarding = True  # one half of it was written
+    shell.training.is_forwarding = True  # one half of it was written
     step = at_once(lambda: train(shell))
     words = f"until the run's model is whole: the learner's node process {shell.beside.pid} is stopped"
     until(lambda: words in caplog.text, "a word")
-    shell.training._is_forwarding = False
+    shell.training.is_forwarding = False
     os.kill(shell.beside.pid, signal.SIGCONT)
     assert is_over(step)
 

@@ -110,7 +110,7 @@ class TrainingHalf:
         self._wanted: dict[int, Want] = {}  # by fragment
         self._taken: list[int] = []  # by fragment, how many snapshots there were
         self._marks = 0
-        self._is_forwarding = False  # some fragments are written, and others are not
+        self.is_forwarding = False  # some fragments are written, and others are not
         self._joined_late = False  # the run was under way
 
     # ------------------------------------------------------------------------------------------ where it stands
@@ -119,7 +119,7 @@ class TrainingHalf:
     def must_stand(self) -> bool:
         """No step may be taken: a fragment has no base yet, or a fast-forward is half done, and the run goes on."""
         self._look()
-        is_whole = self.is_adopted and not self._is_forwarding
+        is_whole = self.is_adopted and not self.is_forwarding
         return not is_whole and not self._news.is_done and self.left is None
 
     @property
@@ -223,7 +223,7 @@ class TrainingHalf:
         if change.resets_optimizer:
             self._carrier.reset_optimizer()
         self.applied[change.fragment] = change
-        self._is_forwarding = change.further > 0
+        self.is_forwarding = change.further > 0
 
     def _due(self, step_count: int) -> list[Want]:
         """The snapshots to take after so many steps; what there is no cell for stays due."""

@@ -156,7 +156,8 @@ class LearnerShell:
         self._stepped_at = now
         self.training.boundary(1, tokens, step_s, loss)
         self.beside.wake()
-        self._fast_forward()
+        if self.training.is_forwarding:  # known since the boundary: `must_stand` would read the mailbox once more
+            self._fast_forward()
         self._check()
         return self.is_running
 

@@ -302,7 +302,7 @@ def step_in_a_fast_forward(plant):
     stands = TrainingHalf.must_stand.fget
 
     def must_stand(self):
-        self._is_forwarding = False
+        self.is_forwarding = False
         return stands(self)
 
     plant(TrainingHalf, "must_stand", property(must_stand))
