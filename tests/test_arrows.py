@@ -11,6 +11,7 @@ ROOT = Path(skerry.__file__).parent
 LEAVES = {"errors", "config", "text", "stats", "drawing", "memory", "__version__"}
 INWARDS = {
     "core": set(),
+    "data": set(),
     "algo": set(),
     "store": set(),
     "wire": {"core"},
@@ -18,7 +19,7 @@ INWARDS = {
     "run": {"core", "algo", "store", "node"},
     "shell": {"core", "algo", "store", "wire", "node", "run"},
     "adapters": {"core", "algo", "node", "run", "shell"},
-    "train": {"core", "algo", "store", "run", "shell", "adapters"},
+    "train": {"core", "algo", "data", "store", "run", "shell", "adapters"},
 }
 PRODUCT = set(INWARDS)
 PROOF = {"proof", "plan"}

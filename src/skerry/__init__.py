@@ -1,10 +1,11 @@
 """Skerry trains one model on many islands of compute that differ in speed, sit far apart, and come and go.
 
 The public names are few: `skerry.Learner` makes a plain PyTorch loop a learner of a shared run, `skerry.save_genesis`
-writes the first version of a model for a syncer. Both need torch, which nothing else here imports. Errors are
-`skerry.SkerryError` and those below it (`errors.py`).
+writes the first version of a model for a syncer. Both need torch, which nothing else here imports. `skerry.data` has
+packs of tokens to train on. Errors are `skerry.SkerryError` and those below it (`errors.py`).
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from skerry.errors import (
@@ -42,6 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module("skerry.data")
     if name in ("Learner", "save_genesis"):
         import skerry.adapters.torch
 

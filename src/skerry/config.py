@@ -45,13 +45,24 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     width: int = 0
     heads: int = 0
     context: int = 0
+    vocabulary: int = 0  # 0: the pack's, or the 256 values of a byte
 
 
 class Data(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    path: str = "stdlib"  # a file, a folder, or this machine's Python standard library
+    path: str = "stdlib"  # a text file, a folder of them, a pack, or this machine's Python standard library
     batch: int = 4
-    bytes_max: int = 64 << 20
+    bytes_max: int = 64 << 20  # of text
     held_out_batches: int = 16
+
+
+class Pack(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The pack of a run, filled in from `data.path` when it begins; that of every built-in learner must be the same."""
+
+    dtype: str = ""
+    vocabulary: int = 0
+    tokenizer: str = ""
+    tokens: int = 0
+    digest: str = ""  # of its index; none: no pack, or none where the run was begun
 
 
 class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,6 +145,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     run: Run = Run()
     model: Model = Model()
     data: Data = Data()
+    pack: Pack = Pack()
     sync: Sync = Sync()
     merge: Merge = Merge()
     outer: Outer = Outer()
@@ -374,6 +386,9 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("model.width", 0, 10**5),
     ("model.heads", 0, 1000),
     ("model.context", 0, 10**6),
+    ("model.vocabulary", 0, 10**7),
+    ("pack.vocabulary", 0, 2**32),
+    ("pack.tokens", 0, _MANY),
     ("data.batch", 1, 10**6),
     ("data.bytes_max", 1, _MANY),
     ("data.held_out_batches", 1, 10**5),

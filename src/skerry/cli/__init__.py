@@ -30,6 +30,7 @@ from skerry.text import Kind, near
 VERBS = {
     "demo": "train on four local learners, kill one, kill the syncer, and show what happens",
     "train": "a local run: a syncer and learners under one supervisor",
+    "data": "pack text into token shards for training, or show a pack",
     "syncer": "serve a run directory to learners anywhere",
     "learner": "train as one learner of a run, dialling its syncer",
     "status": "where a run stands, by its directory or its syncer's address",

@@ -25,7 +25,7 @@ from skerry.proof.chaos.supervisor import ChaosRun
 from skerry.run import evaluations
 from skerry.shell.local import LocalRun
 from skerry.shell.syncer import write_json
-from skerry.train.data import Corpus
+from skerry.train.data import open_data
 from skerry.train.held_out import HeldOut
 from skerry.train.shapes import SHAPES
 from skerry.train.start import create
@@ -73,7 +73,7 @@ def chaos(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> int:
     """Check everything, run the twin, run under faults, report; 1 if anything was violated."""
     plan, config, speeds, run_dir = _checked(options, overrides)
     faults = plans.schedule(plan, config.run.minutes, config.run.learners, config.run.seed)
-    held_out = HeldOut(config, Corpus.open(config.data.path, config.data.bytes_max))
+    held_out = HeldOut(config, open_data(config))
     cli.check_interrupted()
     if not options.json:
         print(f"{plan.name}: {plan.about}\n{len(faults)} faults in {config.run.minutes:g} minutes on "

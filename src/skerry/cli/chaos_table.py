@@ -24,7 +24,7 @@ from skerry.proof.chaos import ddp
 from skerry.proof.chaos.versus import SPARE_S, WARM_S, Resilience
 from skerry.shell.syncer import write_json
 from skerry.text import near
-from skerry.train.data import Corpus
+from skerry.train.data import open_data
 from skerry.train.held_out import HeldOut
 from skerry.train.shapes import SHAPES, shape_of
 
@@ -34,7 +34,7 @@ SECONDS_MIN, STEPS_MIN = 2.0, 10  # in a window, to make a rate
 def run(words: Sequence[str]) -> int:
     options, overrides = cli.parse(parser(), words)
     faults, config, out = _checked(options, overrides)
-    held_out = HeldOut(config, Corpus.open(config.data.path, config.data.bytes_max))
+    held_out = HeldOut(config, open_data(config))
     cli.check_interrupted()
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends the children first, as Ctrl-C does
     if not options.json:

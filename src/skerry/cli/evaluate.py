@@ -27,7 +27,7 @@ from skerry.run import evaluations, hook
 from skerry.shell.evaluate import Measure, figures_told, finish, follow, looks
 from skerry.shell.signals import end_with
 from skerry.text import Kind, count, share
-from skerry.train.data import Corpus
+from skerry.train.data import open_data
 from skerry.train.shapes import shape_of
 
 NICE = 19  # of a process that watches: learners on the same cores go first
@@ -77,7 +77,7 @@ def _parser() -> cli.Parser:
     p.add_argument(
         "--every", type=cli.typed(EVERY), metavar="SHARE", help="of the budget (default: run.evaluate_every)"
     )
-    p.add_argument("--data", metavar="PATH", help="the text on this machine, if it lies elsewhere than the run says")
+    p.add_argument("--data", metavar="PATH", help="the data on this machine, if it lies elsewhere than the run says")
     p.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     p.add_argument("--threads", type=cli.counting(THREADS), metavar="N", help="on a CPU (default: one a core)")
     p.add_argument("--parent", type=int, default=0, help="end when this process is gone, which sees to the run's end")
@@ -113,10 +113,12 @@ def _held_out(options: argparse.Namespace, state: RunState) -> Measure:
     if layouts.built_in(shape_of(config.model)) != decode_layout(state.created.layout):
         raise Refusal(f"{options.run}: its model is not the built-in one: give --with module:function")
     cli.need("torch", "torch", "the built-in model's loss")
-    corpus = Corpus.open(options.data or config.data.path, config.data.bytes_max)
+    if options.data is not None:
+        config = configs.resolve(config, None, [("data.path", options.data)])
+    data = open_data(config)
     from skerry.train.held_out import HeldOut
 
-    held_out = HeldOut(config, corpus, options.device, options.threads or 0)
+    held_out = HeldOut(config, data, options.device, options.threads or 0)
     quiet = (options.json or options.watch) and not sys.stderr.isatty()
 
     def loss(model: evaluations.Model) -> dict[str, float]:

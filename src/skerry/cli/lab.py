@@ -23,6 +23,7 @@ from rich.text import Text
 
 from skerry import cli
 from skerry.cli import live
+from skerry.data.files import STDLIB, corpus_files
 from skerry.errors import Refusal, StudyError
 from skerry.proof.lab import plot
 from skerry.proof.lab.comparison import Row, Table, is_lost, table_of
@@ -30,7 +31,6 @@ from skerry.proof.lab.results import RESULTS, Results
 from skerry.proof.lab.study import Job, Study, read
 from skerry.proof.lab.workers import Event, execute
 from skerry.text import near
-from skerry.train.data import STDLIB, corpus_files
 
 Books = dict[str, Results]  # by study
 

@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s; 0.5 is half as fast")
     parser.add_argument("--pace-file", type=Path, help="while it holds a number, train at that share of the pace")
-    parser.add_argument("--data", help="the text on this machine, if it lies elsewhere than the run says")
+    parser.add_argument("--data", help="the data on this machine, if it lies elsewhere than the run says")
     parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     parser.add_argument(
         "--node",

@@ -24,7 +24,7 @@ from skerry.run.tally import tally
 from skerry.shell.local import LOCAL, Local, LocalRun
 from skerry.shell.syncer import write_json
 from skerry.store.store import Store, check_unused
-from skerry.train.data import Corpus
+from skerry.train.data import open_data
 from skerry.train.held_out import HeldOut
 from skerry.train.shapes import SHAPES, resolved, shape_of
 from skerry.train.start import check_room, create
@@ -46,7 +46,9 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
     p.add_argument("--learners", type=cli.whole, metavar="M", help="how many (default: the preset's, 4)")
     p.add_argument("--speeds", metavar="1,1,0.5", help="relative speed of each learner")
     p.add_argument("--step-s", type=float, metavar="S", help="pad a step to S seconds / speed; 0 runs free")
-    p.add_argument("--data", metavar="PATH", help="a file or a folder (default: Python's standard library)")
+    p.add_argument(
+        "--data", metavar="PATH", help="a text file, a folder or a pack (default: Python's standard library)"
+    )
     p.add_argument("--model", metavar="PRESET", help=", ".join(SHAPES))
     p.add_argument("--steps", type=cli.whole, help="budget: inner steps per learner, on average")
     p.add_argument("--tokens", type=cli.whole, help="budget: tokens in all")
@@ -73,9 +75,9 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
         speeds = speeds_of(options.speeds, config.run.learners)
         run_dir = fresh_dir(options.out, config.run.name, resumable=True)
     kills = _kills(options, len(speeds))
-    corpus = Corpus.open(config.data.path, config.data.bytes_max)  # refuse bad data before anything is written
+    data = open_data(config)  # refuse bad data before anything is written
     check_room(run_dir, config, is_new=options.resume is None)
-    held_out = HeldOut(config, corpus)
+    held_out = HeldOut(config, data)
     cli.check_interrupted()
     if not options.json:
         _announce(story, config, speeds, held_out, run_dir)

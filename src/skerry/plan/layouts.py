@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from skerry.algo.fragments import Layout, Tensor, layout_of
-from skerry.train.shapes import BYTE_VALUES, MLP_FACTOR, Shape
+from skerry.train.shapes import MLP_FACTOR, Shape
 
 
 def built_in(shape: Shape) -> Layout:
     """The layout of `gpt.GPT` of this shape."""
     width, hidden = shape.width, MLP_FACTOR * shape.width
     tensors = [
-        Tensor("tok_emb.weight", (BYTE_VALUES, width), "embedding"),
+        Tensor("tok_emb.weight", (shape.vocabulary, width), "embedding"),
         Tensor("norm.weight", (width,)),
-        Tensor("head.weight", (BYTE_VALUES, width)),
+        Tensor("head.weight", (shape.vocabulary, width)),
     ]
     for i in range(shape.layers):
         block = {

@@ -1,4 +1,4 @@
-"""A small byte-level GPT for experiments, plain enough to read in one go.
+"""A small GPT for experiments, over bytes where nothing else is said, plain enough to read in one go.
 
 Pre-norm blocks, rotary positions (no parameters), no biases, a head of its own. Initial values depend on the
 seed and the shape alone: torch's global generator is neither read nor advanced.
@@ -18,15 +18,15 @@ INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
 
 
-def outline(layers: int, width: int, heads: int, context: int) -> GPT:
+def outline(layers: int, width: int, heads: int, context: int, vocabulary: int = BYTE_VALUES) -> GPT:
     """The model without values: it allocates and draws nothing."""
     with torch.device("meta"):
-        return GPT(layers, width, heads, context)
+        return GPT(layers, width, heads, context, vocabulary)
 
 
-def build(layers: int, width: int, heads: int, context: int, seed: int) -> GPT:
+def build(layers: int, width: int, heads: int, context: int, seed: int, vocabulary: int = BYTE_VALUES) -> GPT:
     """The model with its initial values; the same seed gives the same bits."""
-    model = outline(layers, width, heads, context)
+    model = outline(layers, width, heads, context, vocabulary)
     model.to_empty(device="cpu")
     initialise(model, seed)
     return model
@@ -46,20 +46,20 @@ def initialise(model: GPT, seed: int) -> None:
 
 
 class GPT(nn.Module):
-    """Bytes in, logits of the next byte out."""
+    """Tokens in, logits of the next token out."""
 
-    def __init__(self, layers: int, width: int, heads: int, context: int) -> None:
+    def __init__(self, layers: int, width: int, heads: int, context: int, vocabulary: int = BYTE_VALUES) -> None:
         super().__init__()
         if width % heads or (width // heads) % 2:
             raise ValueError(f"width {width} over {heads} heads must give an even head width")
         self.context = context
         self.head_width = width // heads
-        self.tok_emb = nn.Embedding(BYTE_VALUES, width)
+        self.tok_emb = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
-        self.head = nn.Linear(width, BYTE_VALUES, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:  # [batch, time] int64 -> [batch, time, 256]
+    def forward(self, tokens: Tensor) -> Tensor:  # [batch, time] int64 -> [batch, time, vocabulary]
         time = tokens.shape[1]
         assert time <= self.context, f"{time} tokens in a context of {self.context}"
         rotation = rotary(time, self.head_width, tokens.device)
@@ -69,7 +69,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per byte."""
+        """Mean cross-entropy in nats per token."""
         return F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())
 
 

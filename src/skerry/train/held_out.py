@@ -1,4 +1,4 @@
-"""Held-out loss of the built-in model: what it is worth on text that no learner has seen.
+"""Held-out loss of the built-in model: what it is worth on data that no learner has seen.
 
 It is computed in float32, on the device that a learner would take, and with every core where that is the CPU. The model
 lies on the device only while it is evaluated, so that it takes nothing from learners afterwards.
@@ -16,20 +16,19 @@ import numpy.typing as npt
 
 from skerry import config as configs
 from skerry.algo.fragments import fragment_count
-from skerry.train.data import Corpus
+from skerry.data.windows import Source, held_out_batches
 from skerry.train.shapes import shape_of
 
 ROWS = 8  # sequences of a batch
 
 
 class HeldOut:
-    """Holds the held-out text and a model to pour values into; the only part of a local run that needs torch."""
+    """Holds the held-out batches and a model to pour values into; the only part of a local run that needs torch."""
 
-    def __init__(self, config: configs.Config, corpus: Corpus, device: str | None = None, threads: int = 0) -> None:
+    def __init__(self, config: configs.Config, data: Source, device: str | None = None, threads: int = 0) -> None:
         import torch
 
         from skerry.adapters.torch import layout_of_model
-        from skerry.train.data import held_out_batches
         from skerry.train.device import device_of
         from skerry.train.loop import model_of
 
@@ -39,7 +38,7 @@ class HeldOut:
         self.model = model_of(config)
         layout, sync = layout_of_model(self.model), config.sync
         self.fragment_count = fragment_count(layout, sync.num_fragments, sync.cut_tensors)
-        self.batches = held_out_batches(corpus, ROWS, shape_of(config.model).context, config.data.held_out_batches)
+        self.batches = held_out_batches(data, ROWS, shape_of(config.model).context, config.data.held_out_batches)
 
     @property
     def parameter_count(self) -> int:

@@ -144,7 +144,7 @@ def schedule(progress: float) -> float:
 def held_out_loss(
     model: GPT, batches: Sequence[Batch], told: Callable[[int, int], None] = unheard, threads: int = 1
 ) -> float:
-    """Mean loss in nats per byte over batches of equal size, in float32; the model's mode is left as it was.
+    """Mean loss in nats per token over batches of equal size, in float32; the model's mode is left as it was.
 
     `told` hears how many of how many batches are done. Each thread has a batch of its own: that gives the same bits for
     any number of them, and on busy cores none waits for the others in every operation, as torch's own threads do.

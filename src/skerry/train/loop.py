@@ -1,4 +1,4 @@
-"""The built-in learner: the GPT on the run's text, as a plain loop around `skerry.Learner`.
+"""The built-in learner: the GPT on the run's data, as a plain loop around `skerry.Learner`.
 
 Learners that share a machine are paced: each step is padded to `step_s / speed`, so that figures on speed, gaps and
 goodput speak of the protocol and not of the machine's scheduler. A pace file slows a learner down while it runs.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from skerry.adapters.torch import Learner
 from skerry.config import Config
-from skerry.train.data import Corpus, Stream
+from skerry.train.data import open_data
 from skerry.train.gpt import GPT, build
 from skerry.train.inner import Inner, execution_of
 from skerry.train.shapes import shape_of
@@ -47,7 +47,7 @@ class Pace:
 
 def model_of(config: Config) -> GPT:
     shape = shape_of(config.model)
-    return build(shape.layers, shape.width, shape.heads, shape.context, config.run.seed)
+    return build(shape.layers, shape.width, shape.heads, shape.context, config.run.seed, shape.vocabulary)
 
 
 def train(
@@ -64,11 +64,12 @@ def train(
     state: str | None = None,
 ) -> None:
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
-    corpus = Corpus.open(config.data.path, config.data.bytes_max)
+    data = open_data(config)
+    context = shape_of(config.model).context
     model = model_of(config).to(device)
     own = config.learner
     inner = Inner(model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
-    inner.prepare(config.data.batch, shape_of(config.model).context)
+    inner.prepare(config.data.batch, context)
     joining = Learner(
         model,
         inner.optimizer,
@@ -81,12 +82,18 @@ def train(
         is_wanted=wants_on,
     )
     with joining as learner:
-        stream = Stream(corpus, learner.index, config.run.seed, config.data.batch, shape_of(config.model).context)
-        stream.seek(learner.prior_steps)
+        batches = data.batches(
+            learner.index,
+            config.run.seed,
+            config.data.batch,
+            context,
+            start=learner.prior_steps,
+            learners=config.run.learners,
+        )
         pace = Pace(own.step_s / speed, pace_file)
         going = learner.is_running
         while going and wants_on():
-            inputs, targets = next(stream)
+            inputs, targets = next(batches)
             loss = inner.step(inputs, targets, learner.progress, learner.ramp)
             pace.wait()
             going = learner.step(tokens=inputs.size, loss=loss)

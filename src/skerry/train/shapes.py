@@ -8,20 +8,22 @@ from typing import Any
 
 import msgspec
 
-from skerry.config import Config, Model, resolve
+from skerry.config import Config, Model, Pack, resolve
+from skerry.data.pack import Index, is_pack, read_index
 from skerry.errors import ConfigError
 
-BYTE_VALUES = 256  # the vocabulary: a token is a byte
+BYTE_VALUES = 256  # the vocabulary of text: a token is a byte
 MLP_FACTOR = 4  # hidden width of the MLP over the model's width
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Depth, width, attention heads and the longest sequence, in tokens."""
+    """Depth, width, attention heads, the longest sequence, in tokens, and how many tokens there are."""
 
     layers: int
     width: int
     heads: int
     context: int
+    vocabulary: int = BYTE_VALUES
 
 
 SHAPES: dict[str, Shape] = {
@@ -43,10 +45,31 @@ SUITED: dict[
 
 
 def resolved(base: Config, file: Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
-    """`config.resolve`, with what suits the model's preset in place of the defaults, below whatever is said."""
+    """`config.resolve`, with what suits the model's preset in place of the defaults, below whatever is said.
+
+    If the data is a pack, the configuration has what is needed to know it again.
+    """
     said = list(overrides)
     preset = resolve(base, file, said).model.preset
-    return resolve(resolve(base, None, SUITED.get(preset, ())), file, said)
+    return with_pack(resolve(resolve(base, None, SUITED.get(preset, ())), file, said))
+
+
+def with_pack(config: Config) -> Config:
+    """The configuration with what its pack's index says; the index alone may lie here, without the shards."""
+    if not is_pack(config.data.path):
+        return config
+    table = pack_table(*read_index(Path(config.data.path)))
+    vocabulary = config.model.vocabulary or table.vocabulary
+    if vocabulary < table.vocabulary:
+        raise ConfigError(f"model.vocabulary = {vocabulary}: {config.data.path} has a vocabulary of {table.vocabulary}")
+    model = msgspec.structs.replace(config.model, vocabulary=vocabulary)
+    return msgspec.structs.replace(config, model=model, pack=table)
+
+
+def pack_table(index: Index, digest: str) -> Pack:
+    return Pack(
+        dtype=index.dtype, vocabulary=index.vocabulary, tokenizer=index.tokenizer, tokens=index.tokens, digest=digest
+    )
 
 
 def shape_of(model: Model) -> Shape:

@@ -24,7 +24,7 @@ def check_room(run_dir: Path, config: configs.Config, is_new: bool) -> None:
     from skerry.train.gpt import outline
 
     shape = shape_of(config.model)
-    layout = layout_of_model(outline(shape.layers, shape.width, shape.heads, shape.context))
+    layout = layout_of_model(outline(shape.layers, shape.width, shape.heads, shape.context, shape.vocabulary))
     fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
     room.check(run_dir, config, fragments, is_new)
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from skerry import config as configs
 from skerry.proof.chaos.ddp import THROTTLE
 from skerry.shell.signals import end_with
-from skerry.train.data import Corpus, Stream
+from skerry.train.data import open_data
 from skerry.train.gpt import GPT
 from skerry.train.inner import Inner, execution_of
 from skerry.train.loop import Pace, model_of
@@ -41,8 +41,8 @@ class Parallel(DistributedDataParallel):
 
 def train(config: configs.Config, rank: int, log: Path) -> None:
     """Step until ended from outside, or until the process group fails."""
-    corpus = Corpus.open(config.data.path, config.data.bytes_max)
-    stream = Stream(corpus, rank, config.run.seed, config.data.batch, shape_of(config.model).context)
+    context, learners = shape_of(config.model).context, config.run.learners
+    stream = open_data(config).batches(rank, config.run.seed, config.data.batch, context, learners=learners)
     model = Parallel(model_of(config))
     own = config.learner
     inner = Inner(cast(GPT, model), own.lr, own.weight_decay, own.clip, execution_of(own, "cpu"))
