@@ -23,7 +23,7 @@ def call(tmp_path, monkeypatch, capsys):
 
 def text_of(path):
     pack = Pack(path)
-    return bytes(pack.at(np.arange(pack.tokens)).astype(np.uint8))
+    return bytes(pack.read(0, pack.tokens).astype(np.uint8))
 
 
 def test_files_folders_and_json_lines_are_packed_in_order(call, tmp_path):
@@ -140,7 +140,7 @@ def test_a_tokenizer_of_a_file(call, tmp_path):
     code, _, err = call("pack", "a.jsonl", "--tokenizer", "tokenizer.json", "--out", "pack", "--json")
     assert code == 0, err
     pack = Pack(tmp_path / "pack")
-    tokens = pack.at(np.arange(pack.tokens)).tolist()
+    tokens = pack.read(0, pack.tokens).tolist()
     assert pack.index.dtype == "uint16" and pack.vocabulary == tokenizer.get_vocab_size()
     assert pack.index.tokenizer.startswith("tokenizer.json@")
     end = tokenizer.token_to_id("<|endoftext|>")

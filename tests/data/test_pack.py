@@ -58,7 +58,7 @@ def test_a_pack_is_plain_files(tmp_path):
 def test_tokens_are_as_wide_as_the_vocabulary_needs(tmp_path, vocabulary, dtype):
     pack = written(tmp_path / "pack", [0, vocabulary - 1], vocabulary)
     assert pack.index.dtype == dtype
-    assert pack.at(np.array([0, 1])).tolist() == [0, vocabulary - 1]
+    assert pack.read(0, 2).tolist() == [0, vocabulary - 1]
 
 
 @pytest.mark.parametrize("count", [1, 19, 20, 39, 400, 20 * CHUNK_TOKENS - 1, 41 * CHUNK_TOKENS + 5])
@@ -67,7 +67,15 @@ def test_a_pack_is_divided_as_text_is(tmp_path, count):
     pack = written(tmp_path / "pack", tokens, 256, shard_tokens=max(1, count // 3))
     train, held_out = split(tokens.astype(np.uint8))
     for part, expected in ((pack.train, train), (pack.held_out, held_out)):
-        assert np.array_equal(part[np.arange(len(part))], expected)
+        assert np.array_equal(part[:], expected)
+
+
+@given(begin=st.integers(0, 20_100), end=st.integers(0, 20_100))
+def test_any_slice_of_a_part_is_that_of_the_whole(tmp_path_factory, begin, end):
+    folder = tmp_path_factory.getbasetemp() / "sliced"
+    pack = Pack(folder) if folder.exists() else written(folder, random_tokens(20_011), shard_tokens=777)
+    for part in (pack.train, pack.held_out):
+        assert np.array_equal(part[begin:end], part[:][begin:end])
 
 
 def test_targets_are_the_inputs_one_token_later(pack):
@@ -85,7 +93,7 @@ def test_an_epoch_of_all_learners_is_the_training_part_and_nothing_else(tmp_path
         batches = pack.batches(learner, seed=5, batch=2, context=16, learners=3)
         for _ in range(batches.windows // 3 // 2):
             seen += next(batches)[0].ravel().tolist()
-    train = pack.train[np.arange(len(pack.train))].tolist()
+    train = pack.train[:].tolist()
     assert len(set(seen)) == len(seen) and set(seen) <= set(train)
     assert len(train) - len(seen) < 3 * 2 * 16 + 16  # what does not fill a batch of each, and a window
     held_out = {int(token) for inputs, _ in held_out_batches(pack, 4, 16, 8) for token in inputs.ravel()}
@@ -109,8 +117,8 @@ def test_more_shards_than_may_be_mapped_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("skerry.data.pack.MAPS_MAX", 2)
     tokens = random_tokens(1000)
     pack = written(tmp_path / "pack", tokens, shard_tokens=100)
-    assert np.array_equal(pack.at(np.arange(1000)), tokens)
-    assert np.array_equal(pack.at(np.arange(1000)[::-1]), tokens[::-1])
+    for begin in (0, 350, 0):
+        assert np.array_equal(pack.read(begin, 1000), tokens[begin:])
 
 
 def test_documents_end_with_the_separator_and_empty_ones_are_none(tmp_path):
@@ -119,7 +127,7 @@ def test_documents_end_with_the_separator_and_empty_ones_are_none(tmp_path):
             writer.add(document)
             writer.end_document()
     pack = Pack(tmp_path / "pack")
-    assert pack.at(np.arange(5)).tolist() == [1, 2, 9, 3, 9] and pack.index.documents == 2
+    assert pack.read(0, 5).tolist() == [1, 2, 9, 3, 9] and pack.index.documents == 2
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

@@ -11,7 +11,9 @@ be changed while it is mapped.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +37,7 @@ DTYPES: dict[Dtype, int] = {
     "uint32": 1 << 32,
 }  # and how many tokens each can tell apart
 MAPS_MAX = 512  # shards that are mapped at once: each has a file open
+AHEAD = 64  # batches whose windows are found at once: a single one costs as much
 READ_BYTES = 4 << 20
 SHARD_NAME = re.compile(r"\d{5,}\.bin")
 
@@ -69,12 +72,13 @@ class Pack:
         self.index, self.digest = read_index(self.path)
         for shard in self.index.shards:
             self._check_size(shard)
-        self._ends = np.cumsum([shard.tokens for shard in self.index.shards])
+        self._ends = list(accumulate(shard.tokens for shard in self.index.shards))
         self._maps: dict[int, np.ndarray] = {}
         chunk = chunk_tokens(self.tokens)
         length = _held_out_tokens(self.tokens, chunk)
-        self.held_out = Part(self.at, length, lambda at: at + chunk * (HELD_OUT_EVERY - 1) * (at // chunk + 1))
-        self.train = Part(self.at, self.tokens - length, lambda at: at + chunk * (at // chunk // (HELD_OUT_EVERY - 1)))
+        in_row = HELD_OUT_EVERY - 1  # chunks that are trained on, then one that is not
+        self.train = Part(self, self.tokens - length, chunk, lambda number: chunk * (number + number // in_row))
+        self.held_out = Part(self, length, chunk, lambda number: chunk * (HELD_OUT_EVERY * number + in_row))
 
     @property
     def tokens(self) -> int:
@@ -93,14 +97,17 @@ class Pack:
         batches.seek(start)
         return batches
 
-    def at(self, positions: np.ndarray) -> np.ndarray:
-        """The tokens at these positions of the whole pack, as int64, which is what torch looks up and compares."""
-        shards = np.searchsorted(self._ends, positions, side="right")
-        tokens = np.empty(positions.shape, np.int64)
-        for number in np.unique(shards):
-            here = shards == number
-            begins = self._ends[number] - self.index.shards[number].tokens
-            tokens[here] = self._shard(int(number))[positions[here] - begins]
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """The tokens from `begin` on and before `end`, as int64, which is what torch looks up and compares."""
+        tokens = np.empty(end - begin, np.int64)
+        done = 0
+        while done < len(tokens):
+            number = bisect_right(self._ends, begin + done)
+            shard = self._shard(number)
+            first = begin + done - (self._ends[number] - len(shard))
+            some = shard[first : first + len(tokens) - done]
+            tokens[done : done + len(some)] = some
+            done += len(some)
         return tokens
 
     def check(self, told: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -116,7 +123,8 @@ class Pack:
             if len(self._maps) >= MAPS_MAX:
                 del self._maps[next(iter(self._maps))]
             file = self.path / SHARDS / self.index.shards[number].name
-            self._maps[number] = np.memmap(file, np.dtype(self.index.dtype).newbyteorder("<"), "r")
+            mapped = np.memmap(file, np.dtype(self.index.dtype).newbyteorder("<"), "r")
+            self._maps[number] = np.asarray(mapped)  # a plain array of the same memory is quicker to cut
         return self._maps[number]
 
     def _check_size(self, shard: Shard) -> None:
@@ -133,18 +141,23 @@ class Pack:
 
 
 class Part:
-    """Some of a pack's tokens as one stretch; `place` says where in the pack each of them is."""
+    """Some chunks of a pack as one stretch of tokens; `place` says where in the pack the chunk of a number begins."""
 
-    def __init__(
-        self, read: Callable[[np.ndarray], np.ndarray], length: int, place: Callable[[np.ndarray], np.ndarray]
-    ):
-        self._read, self._length, self._place = read, length, place
+    def __init__(self, pack: Pack, length: int, chunk: int, place: Callable[[int], int]) -> None:
+        self._pack, self._length, self._chunk, self._place = pack, length, chunk, place
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
-        return self._read(self._place(positions))
+    def __getitem__(self, wanted: slice, /) -> np.ndarray:
+        begin, end, _ = wanted.indices(self._length)
+        stretches = [np.empty(0, np.int64)]
+        while begin < end:
+            number, within = divmod(begin, self._chunk)
+            first, count = self._place(number) + within, min(end - begin, self._chunk - within)
+            stretches.append(self._pack.read(first, first + count))
+            begin += count
+        return np.concatenate(stretches)
 
 
 class Batches:
@@ -155,7 +168,7 @@ class Batches:
         self.pack, self.learner, self.learners = pack, learner, learners
         self.seed, self.batch, self.context = seed, batch, context
         self.windows = (len(pack.train) - 1) // context
-        self.position = 0
+        self.position, self._lot = 0, -1
         if learners > self.windows:
             raise DataError(
                 f"{pack.name} has {self.windows} windows of {context} tokens, too few to deal out among {learners} "
@@ -174,9 +187,14 @@ class Batches:
 
     def numbers(self) -> np.ndarray:
         """Which windows the next batch is made of; moves on by one batch."""
-        first = self.position * self.batch
+        lot, number = divmod(self.position, AHEAD)
         self.position += 1
-        return window_numbers(self.windows, self.learner, self.learners, self.seed, first, self.batch)
+        if lot != self._lot:
+            self._lot, count = lot, AHEAD * self.batch
+            numbers = window_numbers(self.windows, self.learner, self.learners, self.seed, lot * count, count)
+            self._numbers = numbers.reshape(AHEAD, self.batch)
+        some: np.ndarray = self._numbers[number]
+        return some
 
     def __repr__(self) -> str:
         return f"Batches({self.pack.name}, learner {self.learner}, seed {self.seed}, position {self.position})"

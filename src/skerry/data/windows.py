@@ -20,11 +20,11 @@ Batch = tuple[np.ndarray, np.ndarray]  # inputs, and targets one token later: [b
 
 
 class Tokens(Protocol):
-    """A stretch of tokens that can be read at any positions: an array, or a part of a pack."""
+    """A stretch of tokens, to be read slice by slice: an array, or a part of a pack."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray: ...
+    def __getitem__(self, wanted: slice, /) -> np.ndarray: ...
 
 
 class Source(Protocol):
@@ -49,7 +49,7 @@ def chunk_tokens(total: int) -> int:
 
 
 def windows(tokens: Tokens, starts: np.ndarray, context: int) -> Batch:
-    rows = tokens[starts[:, None] + np.arange(context + 1)]  # [batch, context + 1]
+    rows = np.stack([tokens[start : start + context + 1] for start in starts.tolist()])  # [batch, context + 1]
     return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
 
