@@ -143,6 +143,12 @@ def test_too_small_a_pack_and_too_many_learners(tmp_path):
         pack.batches(0, 0, 1, 16, learners=24)
 
 
+@pytest.mark.parametrize("wrong", [{"learner": -1}, {"batch": 0}, {"context": 0}, {"start": -1}, {"learners": 0}])
+def test_batches_that_cannot_be_are_refused(pack, wrong):
+    with pytest.raises(DataError, match="no batches of "):
+        pack.batches(**{"learner": 0, "seed": 0, "batch": 1, "context": 16, "learners": 1} | wrong)
+
+
 def test_a_shard_that_is_gone_cut_off_or_changed_is_named(pack):
     shard = pack.path / "shards" / "00003.bin"
     whole = shard.read_bytes()

@@ -93,6 +93,11 @@ class Pack:
 
         `learners` is how many the run has (`run.learners`): an epoch is dealt out among them.
         """
+        if min(batch, context, learners) < 1 or min(learner, start) < 0:
+            given = f"learner {learner}, batch {batch}, context {context}, start {start}, learners {learners}"
+            raise DataError(
+                f"{self.name}: no batches of {given}: batch, context and learners begin at 1, the others at 0"
+            )
         batches = Batches(self, learner, learners, seed, batch, context)
         batches.seek(start)
         return batches
