@@ -89,6 +89,8 @@ REFUSED = {
     "image.bin": "image.bin is not text",
     "bad.jsonl": 'bad.jsonl, line 2: must be {"text": "…"}',
     "keyless.jsonl": "keyless.jsonl, line 1: must be",
+    "latin.jsonl": "latin.jsonl, line 1: must be",
+    "packed": "packed is a pack already",
     "good.txt --out taken": "--out taken: exists",
     "good.txt --out no/where": "no is not a folder",
     "good.txt --separator 256": "--separator 256: bytes has tokens from 0 to 255",
@@ -104,8 +106,10 @@ def test_what_cannot_be_packed_is_refused_in_one_line_and_leaves_nothing(call, t
     (tmp_path / "image.bin").write_bytes(b"\0" * 100)
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": ')
     (tmp_path / "keyless.jsonl").write_text('{"content": "x"}')
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "zwölf"}'.encode("latin-1"))
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "taken").mkdir()
+    call("pack", "good.txt", "--out", "packed")
     before = sorted(os.listdir(tmp_path))
     out = [] if "--out" in words else ["--out", "pack"]
     code, said, err = call("pack", *words.split(), *out)

@@ -196,11 +196,12 @@ def test_a_pack_that_was_not_finished_is_refused_by_name(tmp_path):
             opens(tmp_path / "half")
 
 
-def test_a_cut_off_index_is_no_text(pack):
-    (pack.path / "index.json").write_bytes(b'{"form')
-    assert is_pack(pack.path)
-    with pytest.raises(DataError, match=r"index.json is not the index of a pack"):
-        Pack(pack.path)
+def test_a_damaged_index_is_no_text(pack):
+    for rest in (b'{"form', b'{"format":"\xff"}'):
+        (pack.path / "index.json").write_bytes(rest)
+        assert is_pack(pack.path)
+        with pytest.raises(DataError, match=r"index.json is not the index of a pack"):
+            Pack(pack.path)
 
 
 def test_the_index_alone_is_known_as_a_packs_and_a_folder_of_text_is_not(pack, tmp_path):

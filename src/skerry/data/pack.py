@@ -96,7 +96,7 @@ class Pack:
         if min(batch, context, learners) < 1 or min(learner, start) < 0:
             given = f"learner {learner}, batch {batch}, context {context}, start {start}, learners {learners}"
             raise DataError(
-                f"{self.name}: no batches of {given}: batch, context and learners begin at 1, the others at 0"
+                f"{self.name}: no batches of {given}: batch, context and learners are from 1, the rest from 0"
             )
         batches = Batches(self, learner, learners, seed, batch, context)
         batches.seek(start)
@@ -226,7 +226,7 @@ def read_index(path: Path) -> tuple[Index, str]:
         if (path / UNFINISHED).exists():
             raise DataError(f"{path} is a pack that was not finished; remove it and pack anew") from None
         raise DataError(f"{path} is no pack: {INDEX} cannot be read ({error.strerror})") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path / INDEX} is not the index of a pack ({error}); copy it again or pack anew") from None
     for fault in _faults(index):
         raise DataError(f"{path / INDEX} {fault}; copy it again or pack anew")

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from skerry.data.files import SNIFF_BYTES, corpus_files, is_text, refuse
+from skerry.data.pack import is_pack
 from skerry.errors import DataError
 
 STDIN = "-"
@@ -96,7 +97,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, bool]]:
         if line.strip():
             try:
                 yield msgspec.json.decode(line, type=Line).text.encode("utf-8", "replace"), True
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise DataError(f'{path}, line {number}: must be {{"{KEY}": "…"}} ({error})') from None
 
 
@@ -105,6 +106,8 @@ def _is_stream(name: str) -> bool:
 
 
 def _check(name: str) -> None:
+    if is_pack(name):
+        raise DataError(f"{name} is a pack already; name the text that it was made of")
     if name.startswith(HUGGING_FACE) and find_spec("datasets") is None:
         raise DataError(f"{name}: needs datasets: pip install 'skerry[data]'")
 
