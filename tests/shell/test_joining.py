@@ -113,6 +113,25 @@ def test_a_syncer_of_another_protocol_is_waited_for_and_named(shells, hands, wha
     assert f"waiting for syncer 127.0.0.1:{hand.server.port} ({differs})" in caplog.messages
 
 
+def test_one_that_comes_before_the_others_says_what_it_waits_for(shells, hands, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", SHORT_S / 3)
+    hand = hands()
+    hand.configure(run={"gather_s": 10.0})
+    held_back = "(the last fragment comes when the run begins, which waits for more learners)"
+
+    def begin_when_it_has_said_so():
+        hand.welcome()
+        hand.hear(Report)
+        while not any(line.endswith(held_back) for line in caplog.messages):
+            hand.hear(Report)
+        hand.publish(0)
+
+    syncer = at_once(begin_when_it_has_said_so)
+    shell = shells("127.0.0.1", hand.server.port)
+    shell.start(WAIT_S)
+    assert is_over(syncer) and shell.is_running
+
+
 def test_one_that_is_turned_away_at_its_first_hello_waits_and_joins_when_that_is_put_right(shells, hands):
     hand = hands()
 

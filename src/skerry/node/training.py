@@ -135,7 +135,12 @@ class TrainingHalf:
     @property
     def has_come(self) -> str:
         """How much of the model is here, for a person; empty where no syncer is."""
-        return f"{len(self.applied)} of {len(self.fragments)} fragments have come" if self.is_linked else ""
+        if not self.is_linked:
+            return ""
+        is_held_back = self.config is not None and self.config.run.gather_s > 0
+        if is_held_back and len(self.applied) == len(self.fragments) - 1:
+            return "the last fragment comes when the run begins, which waits for more learners"
+        return f"{len(self.applied)} of {len(self.fragments)} fragments have come"
 
     @property
     def trouble(self) -> str:
