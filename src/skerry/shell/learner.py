@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -72,6 +73,17 @@ class Patience:
         if now - self._said_at >= WAITING_SAYS_S:
             self._said_at = now
             log.warning("waiting for syncer %s (%s)", self.address, trouble)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a training loop may want to know of its learner."""
+
+    config: configs.Config | None = None  # the run's, once a syncer has taken it in
+    index: int = 0  # this learner's number in the run
+    prior_steps: int = 0  # of its earlier lives
+    progress: float = 0.0
+    ramp: float = 1.0
 
 
 class LearnerShell:
@@ -177,6 +189,11 @@ class LearnerShell:
         is_running = self.training.is_running
         self._check_refusal()
         return is_running
+
+    @property
+    def standing(self) -> Standing:
+        half = self.training
+        return Standing(half.config, half.index, half.prior_steps, half.progress, half.ramp)
 
     @property
     def node_pid(self) -> int | None:
