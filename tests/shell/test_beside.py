@@ -119,7 +119,7 @@ def test_a_syncer_that_is_lost_and_one_that_is_back_are_told_of_once(hand, joine
     hand.server = Server("127.0.0.1", hand.server.port, None, hand.inbox, hand._payload_bytes)
     hand.welcome()
     look_until(shell, lambda: told(caplog, "is back after"))
-    assert [record.levelno for record in told(caplog, "is lost")] == [logging.WARNING]
+    assert {record.levelno for words in ("is lost", "is back") for record in told(caplog, words)} == {logging.WARNING}
     assert len(told(caplog, "is back")) == len(told(caplog, "joined run")) == 1
 
 
@@ -131,13 +131,15 @@ def told(caplog, words):
     return [record for record in caplog.records if words in record.getMessage()]
 
 
-def test_that_it_stays_away_is_said_once_a_minute(caplog):
+def test_that_it_stays_away_is_said_once_a_minute_and_is_one_warning(caplog):
+    caplog.set_level(logging.INFO, "skerry")
     absence = Absence("sea:1")
     for now in (0.0, 59.0, 60.0, 119.0, 120.0):
         absence.look(False, "connection refused", now)
     assert caplog.messages == [
         f"syncer sea:1 is lost for {seconds} s: connection refused; it is dialled on" for seconds in (0, 60, 120)
     ]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO, logging.INFO]
 
 
 def test_training_never_waits_for_a_node_that_stands(hand, joined):

@@ -8,24 +8,30 @@ of an island of several.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Protocol, Self, TypedDict
+from types import TracebackType
+from typing import Literal, Protocol, Self, TypedDict
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.node.training import Carrier
-from skerry.shell.address import parse_address, read_token
+from skerry.shell.address import parse_addresses, read_token
 from skerry.shell.beside import Kind
 from skerry.shell.home import Home
-from skerry.shell.learner import LearnerShell, Standing, join_timeout, learner_name
+from skerry.shell.learner import Handover, LearnerShell, Standing, join_timeout, learner_name
+from skerry.shell.signals import Notice
 
 JOIN_TIMEOUT_S = 300.0  # longer than a syncer takes to come back, shorter than anyone watches a loop that stands
 TOKENS_MAX = 1 << 40  # of one step: more is a slip of the pen
+VARIABLES = tuple(
+    f"SKERRY_{word}" for word in ("SYNCER", "NAME", "TOKEN_FILE", "JOIN_TIMEOUT_S", "NODE", "STATE")
+)  # of the environment, that a learner reads
 
 log = logging.getLogger("skerry.learner")
 
@@ -44,7 +50,7 @@ class Place(Protocol):
 
     def start(self, join_timeout_s: float) -> None: ...
     def step(self, tokens: int, loss: float) -> bool: ...
-    def close(self, timeout_s: float | None = None) -> None: ...
+    def close(self, timeout_s: float | None = None) -> Handover: ...
     @property
     def is_running(self) -> bool: ...
     @property
@@ -59,18 +65,29 @@ class Options(TypedDict, total=False):
     name: str | None
     token_file: str | Path | None
     join_timeout_s: float | None
+    leave_timeout_s: float | None
+    required: bool
+    wait: bool
+    on_sigterm: Literal["leave"] | None
     is_wanted: Callable[[], bool]
 
 
 class BaseLearner:
     """Makes a training loop a learner of a shared run; without a syncer's address it does nothing.
 
-    `syncer` is "host:port" or "skerry://host:port" (default: the environment's SKERRY_SYNCER); `name` identifies
+    `syncer` is "host:port" or "skerry://host:port", or several with commas between them, which are tried in turn
+    (default: the environment's SKERRY_SYNCER); with `required` it is an error that there is none. `name` identifies
     the learner over restarts (SKERRY_NAME); the shared token is read from `token_file` (SKERRY_TOKEN_FILE).
-    The constructor returns once the model holds the run's current values. If no syncer takes it in for
-    `join_timeout_s` (SKERRY_JOIN_TIMEOUT_S, else 300; 0 is for ever), it raises `skerry.JoinTimeout`. `is_wanted` is
-    asked while it waits to be taken in, at first or after its node has died; where it says no, that ends with a
-    `KeyboardInterrupt`.
+
+    The constructor returns once the model holds the run's current values, or with `wait` = False at once: then
+    `wait_for_start` waits for that, or the first step. If no syncer takes it in for `join_timeout_s`
+    (SKERRY_JOIN_TIMEOUT_S, else 300; 0 is for ever), that raises `skerry.JoinTimeout`. `is_wanted` is asked while it
+    waits to be taken in, at first or after its node has died; where it says no, that ends with a `KeyboardInterrupt`.
+
+    Used in a `with`, SIGTERM and Ctrl-C let the loop leave in order: the next `step` returns False, the end of the
+    `with` hands over what is left, and then the process ends as the signal would have ended it. A second signal does
+    so at once. With `on_sigterm` = None, or where the program has handlers of its own, signals are its own matter.
+    To hand over may take `leave_timeout_s` (default: what the run's `learner.leave_timeout_s` says).
     """
 
     def __init__(
@@ -80,15 +97,22 @@ class BaseLearner:
         name: str | None = None,
         token_file: str | Path | None = None,
         join_timeout_s: float | None = None,
+        leave_timeout_s: float | None = None,
+        required: bool = False,
+        wait: bool = True,
+        on_sigterm: Literal["leave"] | None = "leave",
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER", "")
-        self._name, self._is_wanted = name, is_wanted
+        self._address = address_given(syncer, required)
+        self._name, self._is_wanted, self._waits = name, is_wanted, wait
         self._token_file = token_file or os.environ.get("SKERRY_TOKEN_FILE")
         self._join_timeout_s = join_timeout(join_timeout_s, JOIN_TIMEOUT_S) if self._address else 0.0
+        self._leave_timeout_s = leave_timeout_s
+        self._notice = Notice() if _is_leaving(on_sigterm) else None
         self._place: Place | None = None
         self._attachment: Attachment | None = None
         self._refusal: ModelError | None = None
+        self._has_started = self._is_closed = False
 
     @property
     def _has_syncer(self) -> bool:
@@ -97,7 +121,7 @@ class BaseLearner:
 
     def _join(self, layout: Layout, attachment: Attachment, node: Kind, home: Home | None = None) -> None:
         """As the learner of one process, with its node half there, and its arrays."""
-        host, port = parse_address(self._address)
+        (host, port), *others = parse_addresses(self._address)
         place = LearnerShell(
             learner_name(self._name or os.environ.get("SKERRY_NAME")),
             layout,
@@ -108,73 +132,116 @@ class BaseLearner:
             node,
             home,
             self._is_wanted,
+            tuple(others),
         )
         self._take(place, attachment)
 
     def _take(self, place: Place, attachment: Attachment) -> None:
         self._place, self._attachment = place, attachment
+        if self._waits:
+            self.wait_for_start()
+
+    def wait_for_start(self) -> None:
+        """Return once the model holds the run's current values; at once where it does, or where no syncer is named."""
+        if self._place is None or self._has_started:
+            return
         try:
-            place.start(self._join_timeout_s)
+            self._place.start(self._join_timeout_s)
         except BaseException:
-            place.close(timeout_s=0.0)
+            self._is_closed = True
+            self._place.close(timeout_s=0.0)
             raise
+        self._has_started = True
 
     def step(self, tokens: int, loss: float = 0.0) -> bool:
-        """Call after each optimizer step; never waits for the network. False once the run wants no more steps."""
+        """Call after each optimizer step; never waits for the network. False once no more steps are wanted."""
+        if self._is_closed:
+            raise RuntimeError("step() after close(): attach the model to another skerry.Learner to go on")
         if self._place is None:
-            return True
+            return not self._is_told_to_leave
         if self._refusal is not None:
             raise self._refusal
         count, loss = _tokens(tokens), _loss(loss)
+        self.wait_for_start()
         try:
-            return self._place.step(count, loss)
+            return self._place.step(count, loss) and not self._is_told_to_leave
         except ModelError as error:
             self._refusal = error
             raise
 
-    def close(self) -> None:
-        """Hand over what is left and leave the run; of a model that is another since, what was learned before."""
+    def close(self) -> Handover:
+        """Hand over what is left and leave the run, and say what became of it.
+
+        Of a model that is another since, what was learned before is handed over.
+        """
+        self._is_closed = True
         if self._place is None or self._attachment is None:
-            return
+            return Handover()
         change = self._attachment.let_go()
         if change and self._refusal is None:
             log.warning("%s; it does not get the run's last values", change)
-        self._place.close()
+        return self._place.close(self._leave_timeout_s)
 
     def __enter__(self) -> Self:
+        if self._notice is not None:
+            self._notice.listen()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            handover = self.close()
+            if self._is_told_to_leave or kind is not None:
+                log.warning("left: %s", handover)
+        finally:
+            if self._notice is not None:
+                self._notice.restore()
+        if self._notice is not None and kind is None:
+            self._notice.obey()
+
+    @property
+    def _is_told_to_leave(self) -> bool:
+        return self._notice is not None and self._notice.came is not None
 
     @property
     def is_running(self) -> bool:
-        return True if self._place is None else self._place.is_running
+        """Further steps are wanted: by the run, and by whoever could end this process."""
+        return (True if self._place is None else self._place.is_running) and not self._is_told_to_leave
+
+    def status(self) -> Standing:
+        """Where this learner stands."""
+        return self._place.standing if self._place else Standing(trouble="no syncer's address was given")
+
+    @property
+    def connected(self) -> bool:
+        """A syncer has it at present; without one it trains on and dials again."""
+        return self.status().connected
 
     @property
     def progress(self) -> float:
         """Share of the run's budget that is spent, for learning-rate schedules; 0 without a syncer."""
-        return self._place.standing.progress if self._place else 0.0
+        return self.status().progress
 
     @property
     def config(self) -> configs.Config | None:
         """The run's configuration, as the syncer gave it."""
-        return self._place.standing.config if self._place else None
+        return self.status().config
 
     @property
     def index(self) -> int:
         """This learner's number in the run, by order of first joining: picks what it draws from the data."""
-        return self._place.standing.index if self._place else 0
+        return self.status().index
 
     @property
     def prior_steps(self) -> int:
         """Steps of this learner's earlier lives: where its data stream goes on."""
-        return self._place.standing.prior_steps if self._place else 0
+        return self.status().prior_steps
 
     @property
     def ramp(self) -> float:
         """Factor for the inner learning rate: rises to 1 over `join_warmup` steps after joining a run under way."""
-        return self._place.standing.ramp if self._place else 1.0
+        return self.status().ramp
 
     @property
     def node_pid(self) -> int | None:
@@ -185,6 +252,26 @@ class BaseLearner:
     def state(self) -> str:
         """Where its state is, "host" or "device", for who measures."""
         return "host" if self._place is None or self._place.home is None else "device"
+
+
+def address_given(syncer: str | None, required: bool) -> str:
+    """What is given, else what the environment says; empty where neither says anything, and nobody must."""
+    for name in sorted(name for name in os.environ if name.startswith("SKERRY_") and name not in VARIABLES):
+        if near := difflib.get_close_matches(name, VARIABLES, 1, 0.8):
+            log.warning("%s is set in the environment, and nothing reads it: is %s meant?", name, near[0])
+    address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER")
+    if address is not None and not address.strip():
+        where = "syncer" if syncer is not None else "SKERRY_SYNCER"
+        raise ConfigError(f"{where} is given and empty: give host:port, or leave it out to train alone")
+    if address is None and required:
+        raise ConfigError("no syncer: give syncer (or SKERRY_SYNCER) = host:port, or leave required out to train alone")
+    return address or ""
+
+
+def _is_leaving(on_sigterm: str | None) -> bool:
+    if on_sigterm not in ("leave", None):
+        raise ConfigError(f'on_sigterm = {on_sigterm!r}: give "leave", or None to handle signals yourself')
+    return on_sigterm == "leave"
 
 
 def _tokens(given: object) -> int:

@@ -13,7 +13,7 @@ from typing import get_args, get_type_hints
 from skerry import cli
 from skerry import config as configs
 from skerry.errors import Refusal, RefusedError
-from skerry.shell.address import parse_address, read_token
+from skerry.shell.address import parse_addresses, read_token
 from skerry.shell.learner import STATES, fetch_config, join_timeout, learner_name, node_kind, state_kind
 from skerry.shell.signals import end_with, held_back, until_signalled
 from skerry.text import Kind, count
@@ -82,7 +82,8 @@ def run(words: Sequence[str]) -> int:
     join_timeout_s = join_timeout(options.join_timeout, default_s=0.0)
     run_name = None
     try:
-        config = fetch_config(*parse_address(options.syncer), token, join_timeout_s)
+        (host, port), *others = parse_addresses(options.syncer)
+        config = fetch_config(host, port, token, join_timeout_s, tuple(others))
         run_name = config.run.name
         _train(configs.resolve(config, None, _own(options)), name, join_timeout_s, options, wanted)
     except KeyboardInterrupt:

@@ -84,6 +84,7 @@ class Position:
     snapshot_at: int | None = None  # the step from which on the node takes a snapshot; None: it does not
     want_full: bool = False
     since: int = 0  # the version that the last rollback made
+    given_up_steps: int = 0  # that lie before the mark and are in no contribution
 
     @property
     def is_rolled_back(self) -> bool:
@@ -159,6 +160,11 @@ class LearnerMachine:
     @property
     def is_settled(self) -> bool:
         return all(p.mark_step == self.step_count and p.outstanding is None for p in self.positions)
+
+    @property
+    def steps_merged(self) -> int:
+        """Of this life, those whose work on every fragment is known to be in the run."""
+        return min(p.mark_step - p.given_up_steps for p in self.positions)
 
     @property
     def is_done(self) -> bool:
@@ -248,6 +254,7 @@ class LearnerMachine:
         contributions overlap. Were it dropped here, one with a slow link might never get its work in.
         """
         if position.outstanding is None:
+            position.given_up_steps += self.step_count - position.mark_step
             position.mark_step, position.mark_tokens = self.step_count, self.tokens
 
     def _contribute(self, p: int, base_version: int) -> None:

@@ -226,7 +226,8 @@ class LearnerNode:
         if machine is None:
             news = News(trouble=trouble)
         else:
-            news = News(machine.progress, machine.linked, machine.is_stop_asked, machine.is_done, trouble)
+            told = (machine.progress, machine.linked, machine.is_stop_asked, machine.is_done)
+            news = News(*told, trouble, machine.steps_merged)
         if news != self._news:
             self._news = news
             self._mailbox.send(news)
@@ -327,7 +328,7 @@ class LearnerNode:
         elif leave.way == "no last versions":
             log.warning("%s: the run is closed, but its last versions did not come: export them", self.name)
         self.left = leave
-        self._mailbox.send(Left(leave))
+        self._mailbox.send(Left(leave, self.machine.steps_merged if self.machine is not None else 0))
 
     @property
     def _not_handed_in(self) -> str:

@@ -59,6 +59,7 @@ class News(Record, frozen=True):
     is_stop_asked: bool = False
     is_done: bool = False
     trouble: str = ""  # why no syncer has this learner at present
+    steps_merged: int = 0  # of this life, that are known to be in the run
 
 
 class Want(Record, frozen=True):
@@ -103,9 +104,10 @@ class Freed(Record, frozen=True):
 
 
 class Left(Record, frozen=True):
-    """Nothing is left to do."""
+    """Nothing is left to do; so many of this life's steps are in the run."""
 
     leave: Leave
+    steps_merged: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- the training half says

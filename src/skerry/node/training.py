@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, decode_fragments
 from skerry.core.events import Leave
@@ -148,6 +150,11 @@ class TrainingHalf:
         return self._news.trouble
 
     @property
+    def steps_merged(self) -> int:
+        """Of this life, that are known to be in the run."""
+        return self._news.steps_merged
+
+    @property
     def is_stop_asked(self) -> bool:
         """The run is to be closed."""
         return self._news.is_stop_asked
@@ -156,6 +163,11 @@ class TrainingHalf:
     def is_running(self) -> bool:
         """The run wants further steps."""
         self._look()
+        return self.wants_steps
+
+    @property
+    def wants_steps(self) -> bool:
+        """The same, as of the last look into the mailbox."""
         is_over = self._news.is_stop_asked or self._news.is_done
         return bool(self.fragments) and not is_over and self.left is None
 
@@ -268,6 +280,7 @@ class TrainingHalf:
                 self._free.append(record.cell)
             case Left():
                 self.left = record.leave
+                self._news = msgspec.structs.replace(self._news, steps_merged=record.steps_merged)
 
     def _begin(self, begun: Begun) -> None:
         self.config = configs.decode(begun.config)

@@ -1,4 +1,4 @@
-"""How a syncer is named on a command line, and where its shared token lies."""
+"""How a syncer is named by whoever dials it, and where its shared token lies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def parse_address(address: str) -> tuple[str, int]:
     if not (host or port) or not is_port or not is_host:
         raise WireError(f"{address!r} is no address of a syncer: write host:port")
     return host.strip("[]"), int(port or PORT)
+
+
+def parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
+    """One address of a syncer, or several with commas between them."""
+    return tuple(parse_address(each.strip()) for each in text.split(","))
 
 
 def read_token(file: str | Path) -> bytes:

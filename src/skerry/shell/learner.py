@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
@@ -28,12 +28,13 @@ from skerry import config as configs
 from skerry.algo.fragments import Layout
 from skerry.core.learner import patience_s
 from skerry.core.messages import Answer, Ask, Message, Refused
+from skerry.core.vocabulary import WayOut
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
 from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
 from skerry.shell.home import Home
 from skerry.shell.node import INBOX_MAX, LAST_TURN_S, Who
-from skerry.wire.tcp import Client, address_of
+from skerry.wire.tcp import Client
 from skerry.wire.transport import Inbox, Opened, Received
 
 START_S_MAX = 300.0  # of what runs beside the loop, where kernels are to be compiled and the machine is busy
@@ -77,13 +78,40 @@ class Patience:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a training loop may want to know of its learner."""
+    """Where a learner stands, for the loop that it is of; without a syncer's address all of it is as here."""
 
-    config: configs.Config | None = None  # the run's, once a syncer has taken it in
-    index: int = 0  # this learner's number in the run
+    name: str = ""
+    is_running: bool = True  # the run wants further steps
+    connected: bool = False  # to a syncer that has taken it in
+    trouble: str = ""  # why it is not
+    steps: int = 0  # taken since this process joined,
+    steps_merged: int = 0  # and how many of those are known to be in the run
     prior_steps: int = 0  # of its earlier lives
-    progress: float = 0.0
-    ramp: float = 1.0
+    index: int = 0  # this learner's number in the run
+    progress: float = 0.0  # share of the run's budget that is spent
+    ramp: float = 1.0  # factor for the inner learning rate
+    config: configs.Config | None = field(default=None, repr=False)  # the run's, once a syncer has taken it in
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What became of a learner's steps, when it left."""
+
+    steps_merged: int = 0  # that are known to be in the run
+    steps_lost: int = 0  # the others: given up on the way, or not handed in; never merged twice, maybe once
+    reason: str = "there is no syncer: nothing was shared"
+
+    def __str__(self) -> str:
+        return f"{self.steps_merged} steps merged, {self.steps_lost} not: {self.reason}"
+
+
+REASONS: dict[WayOut, str] = {
+    "settled": "it left, and all that was still open is settled",
+    "done": "the run is over, and all that was still open is settled",
+    "no last versions": "the run is over; versions with the last of its work did not come in time, which may be merged",
+    "timeout": "it waited as long as it may for the syncer to take in what is left (leave_timeout_s)",
+    "refused": "the syncer will not have it",
+}
 
 
 class LearnerShell:
@@ -100,8 +128,9 @@ class LearnerShell:
         node: Kind = "thread",
         home: Home | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
+        others: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        self._who, self._carrier, self._node = Who(name, "", layout, host, port, token), carrier, node
+        self._who, self._carrier, self._node = Who(name, "", layout, host, port, token, others), carrier, node
         self.home, self._is_wanted = home, is_wanted
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
@@ -110,6 +139,9 @@ class LearnerShell:
         self._owner = os.getpid()
         self._calls = threading.RLock()  # a step or the closing is under way
         self._is_closed = False
+        self._handover = Handover()
+        self._steps = 0  # in all lives of this process,
+        self._steps_merged = 0  # and of those before this one
         self._begin()
 
     def _begin(self) -> None:
@@ -131,7 +163,7 @@ class LearnerShell:
         otherwise waits with it.
         """
         self._join_timeout_s = join_timeout_s
-        patience = Patience(address_of(self._who.host, self._who.port), join_timeout_s)
+        patience = Patience(self._who.address, join_timeout_s)
         while self.training.must_stand and not self.beside.obituary:
             if not self._is_wanted():
                 raise KeyboardInterrupt
@@ -167,6 +199,7 @@ class LearnerShell:
         step_s = now - (self._stepped_at or now)
         self._stepped_at = now
         self.training.boundary(1, tokens, step_s, loss)
+        self._steps += 1
         self.beside.wake()
         if self.training.is_forwarding:  # known since the boundary: `must_stand` would read the mailbox once more
             self._fast_forward()
@@ -193,25 +226,39 @@ class LearnerShell:
     @property
     def standing(self) -> Standing:
         half = self.training
-        return Standing(half.config, half.index, half.prior_steps, half.progress, half.ramp)
+        progress = half.progress  # looks into the mailbox, so what follows need not
+        return Standing(
+            name=self._who.name,
+            is_running=half.wants_steps and not self._is_closed,
+            connected=half.is_linked and not self._is_closed,
+            trouble="" if half.is_linked else half.trouble,
+            steps=self._steps,
+            steps_merged=self._steps_merged + half.steps_merged,
+            prior_steps=half.prior_steps,
+            index=half.index,
+            progress=progress,
+            ramp=half.ramp,
+            config=half.config,
+        )
 
     @property
     def node_pid(self) -> int | None:
         return self.beside.pid if isinstance(self.beside, NodeProcess) else None
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self, timeout_s: float | None = None) -> Handover:
         """Take no further step: hand over what is left, wait until the machine says that it may go, hang up.
 
         Once is enough. In a fork of the process it does nothing: what is to be done at exit is done there too.
         """
         if os.getpid() != self._owner:
             log.warning("close() in process %d does nothing: %s", os.getpid(), self._whose)
-            return
+            return Handover(reason=self._whose)
         if not self._calls.acquire(timeout=LAST_TURN_S):
             raise RuntimeError("close() while another thread is in step() or close(): end that first")
         try:
             if not self._is_closed:
                 self._leave(timeout_s)
+            return self._handover
         finally:
             self._calls.release()
 
@@ -222,12 +269,14 @@ class LearnerShell:
     def _leave(self, timeout_s: float | None) -> None:
         self._is_closed = True
         try:
-            self._hand_over(timeout_s)
+            reason = self._hand_over(timeout_s)
+            merged = self._steps_merged + self.training.steps_merged
+            self._handover = Handover(merged, self._steps - merged, reason)
         finally:
             self.beside.end()
 
-    def _hand_over(self, timeout_s: float | None) -> None:
-        """Who was never welcomed has nothing to hand over, so there is nothing to say of that."""
+    def _hand_over(self, timeout_s: float | None) -> str:
+        """How it went. Who was never welcomed has nothing to hand over, so there is nothing to say of that."""
         began_at = time.monotonic()
         self.training.close(timeout_s)
         self.beside.wake()
@@ -236,9 +285,12 @@ class LearnerShell:
                 break
             self._stand()
         self.training.stand()  # the last versions may have come since it last looked
-        if self.training.left is None and self.training.config is not None:
-            why = self.beside.obituary or self.beside.standstill or "what runs beside the loop says nothing"
+        if self.training.left is not None:
+            return REASONS[self.training.left.way]
+        why = self.beside.obituary or self.beside.standstill or "what runs beside the loop says nothing"
+        if self.training.config is not None:
             log.warning("%s: left without an answer: %s; its last work may not be in the run", self._who.name, why)
+        return f"it left without an answer: {why}"
 
     def _patience_s(self, timeout_s: float | None) -> float:
         config = self.training.config
@@ -276,6 +328,7 @@ class LearnerShell:
                 f"{obituary}{times}: what it said last is in the log and on stderr{without}"
             ) from self.beside.failure
         log.warning("%s: another takes its place, and the model is set to the run's", obituary)
+        self._steps_merged += self.training.steps_merged
         self.beside.end()
         self._begin()
         self.start(self._join_timeout_s)
@@ -287,10 +340,12 @@ class LearnerShell:
         return self._node == "thread" or never_began or len(self._deaths) > DEATHS_MAX
 
 
-def fetch_config(host: str, port: int, token: bytes | None, join_timeout_s: float) -> configs.Config:
+def fetch_config(
+    host: str, port: int, token: bytes | None, join_timeout_s: float, others: tuple[tuple[str, int], ...] = ()
+) -> configs.Config:
     """Ask a syncer what it trains, waiting for it if it is not there yet."""
     inbox = Inbox(INBOX_MAX)
-    client = Client(host, port, token, inbox, _no_payload)
+    client = Client(host, port, token, inbox, _no_payload, others=others)
     patience = Patience(client.address, join_timeout_s)
     try:
         while True:

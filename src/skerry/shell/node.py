@@ -17,7 +17,7 @@ from skerry.core.messages import Welcome
 from skerry.node.driver import LearnerDriver
 from skerry.node.mailbox import Mailbox
 from skerry.shell.home import Home
-from skerry.wire.tcp import Client
+from skerry.wire.tcp import Client, addresses_of
 from skerry.wire.transport import Inbox, Received, WireEvent
 
 INBOX_MAX = 1024
@@ -39,6 +39,11 @@ class Who(msgspec.Struct, frozen=True):
     host: str
     port: int
     token: bytes | None
+    others: tuple[tuple[str, int], ...] = ()  # where it may be too
+
+    @property
+    def address(self) -> str:
+        return addresses_of(((self.host, self.port), *self.others))
 
 
 class Absence:
@@ -55,12 +60,14 @@ class Absence:
 
     def look(self, is_there: bool, trouble: str, now: float) -> None:
         if is_there and self._since is not None:
-            log.info("syncer %s is back after %.0f s", self._address, now - self._since)
+            log.warning("syncer %s is back after %.0f s", self._address, now - self._since)
             self._since = None
         elif not is_there and (self._since is None or now - self._said_at >= AWAY_SAYS_S):
+            level = logging.WARNING if self._since is None else logging.INFO
             self._since, self._said_at = now if self._since is None else self._since, now
             trouble = trouble or "connected, and no answer yet"
-            log.warning("syncer %s is lost for %.0f s: %s; it is dialled on", self._address, now - self._since, trouble)
+            away_s = now - self._since
+            log.log(level, "syncer %s is lost for %.0f s: %s; it is dialled on", self._address, away_s, trouble)
 
 
 class NodeLoop:
@@ -73,7 +80,12 @@ class NodeLoop:
         uplink = self.driver.uplink
         where = (who.host, who.port, who.token)
         self.client = uplink.endpoint = Client(
-            *where, self.inbox, uplink.payload_bytes, name=who.name, heartbeat_s=FIRST_HEARTBEAT_S
+            *where,
+            self.inbox,
+            uplink.payload_bytes,
+            others=who.others,
+            name=who.name,
+            heartbeat_s=FIRST_HEARTBEAT_S,
         )
         self._absence = Absence(self.client.address)
         self._is_closed = False

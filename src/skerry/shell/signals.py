@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 ENDINGS = (signal.SIGTERM, signal.SIGINT)
 AT_ONCE = 130  # the exit code of who was told twice
@@ -37,6 +38,44 @@ def until_signalled(parent: int) -> Callable[[], bool]:
     for number in ENDINGS:
         signal.signal(number, note)
     return is_wanted
+
+
+class Notice:
+    """SIGTERM or SIGINT as a wish to leave in order: it is noted, and a second one does what it does by default.
+
+    A signal that somebody has a handler of their own for is theirs; so are all where this is not the main thread, or in
+    a fork of the process, such as one that loads data.
+    """
+
+    def __init__(self) -> None:
+        self.came: signal.Signals | None = None
+        self._owner = os.getpid()
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in ENDINGS:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = signal.signal(number, self._note)
+
+    def restore(self) -> None:
+        """Signals mean what they meant; for whom one was noted this is the last moment before it is obeyed."""
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def obey(self) -> None:
+        """End as the signal would have ended it, if one came."""
+        if self.came == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.came is not None:
+            raise SystemExit(128 + self.came)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.came is not None or os.getpid() != self._owner:
+            self.restore()
+            signal.raise_signal(number)
+        self.came = signal.Signals(number)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 from skerry.core.messages import PROTOCOL, Refused, Status
@@ -188,7 +188,8 @@ class Server(TcpEndpoint):
 class Client(TcpEndpoint):
     """The learner's endpoint: dials the syncer, and dials again whenever it is lost, until closed or refused.
 
-    `jitter` returns a number in [0, 1): it spreads the learners of a syncer that went away over its return.
+    `others` are further addresses at which the syncer may be, tried in turn after the first. `jitter` returns a number
+    in [0, 1): it spreads the learners of a syncer that went away over its return.
     """
 
     def __init__(
@@ -199,18 +200,20 @@ class Client(TcpEndpoint):
         inbox: Inbox,
         payload_limit: PayloadLimit,
         *,
+        others: Sequence[tuple[str, int]] = (),
         name: str = "",
         protocol: int = PROTOCOL,
         jitter: Callable[[], float] = random.random,
         **limits: Unpack[Limits],
     ) -> None:
-        if not host or not 0 < port < 65536:
-            raise WireError(f"{address_of(host, port)} is no address of a syncer: give host:port")
+        self._addresses = ((host, port), *others)
+        for address in self._addresses:
+            if not address[0] or not 0 < address[1] < 65536:
+                raise WireError(f"{address_of(*address)} is no address of a syncer: give host:port")
         self._credentials = Credentials(token, protocol, name)
         super().__init__(inbox, frames.learner_dialect(payload_limit), **limits)
-        self.address = address_of(host, port)
+        self.address = addresses_of(self._addresses)
         self.trouble = "connecting"  # why there is no connection at present, for a person
-        self._host, self._port = host, port
         self._jitter = jitter
         self._routes: deque[tuple[int, Any]] = deque()  # (family, address) not tried yet in this attempt
         self._dial_at = 0.0  # NEVER: a connection is there or under way, or we were refused
@@ -228,14 +231,26 @@ class Client(TcpEndpoint):
             self._dial()
 
     def _dial(self) -> None:
-        """Try the next address of the host; when none is left, look them up again."""
+        """Try the next address; when none is left, look them up again."""
         try:
             if not self._routes:
-                found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-                self._routes.extend((family, address) for family, _, _, _, address in found)
+                self._look_up()
             self._connect(*self._routes.popleft())
         except (OSError, UnicodeError) as error:
             self._unreachable(_trouble(error))
+
+    def _look_up(self) -> None:
+        """All that the syncer's names lead to now; a name that leads nowhere matters if all do."""
+        trouble: Exception | None = None
+        for host, port in self._addresses:
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                trouble = trouble or error
+            else:
+                self._routes.extend((family, address) for family, _, _, _, address in found)
+        if not self._routes and trouble is not None:
+            raise trouble
 
     def _connect(self, family: int, address: Any) -> Connection:
         connection = self._adopt(socket.socket(family, socket.SOCK_STREAM), _name(address))
@@ -382,3 +397,7 @@ def _name(address: Any) -> str:
 
 def address_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def addresses_of(addresses: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(address_of(*address) for address in addresses)

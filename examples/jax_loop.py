@@ -1,0 +1,67 @@
+"""A learner in JAX, with optax: a pytree of parameters, and a step that gives them back.
+
+    python examples/jax_loop.py --genesis genesis.safetensors
+    skerry syncer --run runs/mine --genesis genesis.safetensors --run.steps 600 --run.learners 1
+    SKERRY_SYNCER=localhost:7077 SKERRY_NAME=island-a python examples/jax_loop.py
+
+Without SKERRY_SYNCER it trains by itself. It needs JAX and optax: pip install 'skerry[jax]' optax
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import skerry.jax
+
+STEPS, BATCH = 300, 64
+optimizer = optax.adamw(3e-3)
+
+
+def first_params():
+    keys = jax.random.split(jax.random.key(0), 2)
+    shapes = {"hidden": (8, 32), "out": (32, 1)}
+    return {
+        name: {"kernel": jax.random.normal(key, shape) / 4, "bias": jnp.zeros(shape[1])}
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def loss_of(params, x):
+    hidden = jax.nn.relu(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+    guess = hidden @ params["out"]["kernel"] + params["out"]["bias"]
+    return ((guess - jnp.sin(x.sum(1, keepdims=True))) ** 2).mean()
+
+
+@jax.jit
+def train_step(params, state, x):
+    loss, slopes = jax.value_and_grad(loss_of)(params, x)
+    updates, state = optimizer.update(slopes, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--genesis", help="write the first values to this file, and end")
+    params = first_params()
+    if genesis := parser.parse_args().genesis:
+        skerry.jax.save_genesis(params, genesis)
+        return
+    with skerry.jax.Learner(params) as learner:
+        params = learner.params
+        state, key = optimizer.init(params), jax.random.key(1 + learner.index)
+        for number in range(STEPS):
+            x = jax.random.normal(jax.random.fold_in(key, number), (BATCH, 8))
+            params, state, loss = train_step(params, state, x)
+            if number % 50 == 0:
+                print(f"step {number:4d}  loss {loss:.4f}", flush=True)
+            params = learner.step(params, tokens=BATCH)
+            if learner.was_reset:
+                state = optimizer.init(params)
+            if not learner.is_running:
+                break
+
+
+if __name__ == "__main__":
+    main()
