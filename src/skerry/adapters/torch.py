@@ -16,12 +16,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from skerry.adapters.attached import Attached, filled, named, trainable
+from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
 from skerry.adapters.learner import BaseLearner, Options
 from skerry.adapters.ways import Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
 from skerry.node.cells import Cell
 from skerry.run.genesis import METADATA
+from skerry.shell.learner import Handover
 
 
 class Learner(BaseLearner):
@@ -31,7 +33,13 @@ class Learner(BaseLearner):
     What does not happen at a step boundary happens in a process of its own beside this one, or with `node` = "thread"
     (SKERRY_NODE) in a thread, which takes time from the loop. Its bases and what it has not handed in are on the
     host, or with `state` = "device" (SKERRY_STATE) where the model is, which takes a thread; "auto" is the device
-    if it has room. `syncer` and the options are those of every learner: see `BaseLearner`.
+    if it has room.
+
+    `checkpoint` is a file on this machine in which the optimizers' state, the random generators' and that of whatever
+    is in `checkpoint_with` (a schedule, a GradScaler, a loader: it has a `state_dict`) is kept every
+    `checkpoint_every_s` and at the end. Where it is there already, all of them go on from it, before the learner joins.
+
+    `syncer` and the options are those of every learner: see `BaseLearner`.
     """
 
     def __init__(
@@ -42,12 +50,41 @@ class Learner(BaseLearner):
         *,
         node: str | None = None,
         state: str | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_with: Sequence[Stateful] = (),
+        checkpoint_every_s: float = EVERY_S,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(syncer, **options)
+        self._checkpoint: Checkpoint | None = None
+        if checkpoint is not None and self._has_syncer:
+            optimizers = optimizers_of(model, optimizer)
+            self._checkpoint = Checkpoint(checkpoint, optimizers, checkpoint_with, checkpoint_every_s)
+        self._is_restored = self._checkpoint is not None and self._checkpoint.restore()
         if self._has_syncer:
             parameters = TorchParameters(model, optimizer)
             self._join(layout_of_model(model), parameters, *placed(state, node, list(trainable(model).values())))
+
+    def step(self, tokens: int, loss: float = 0.0) -> bool:
+        going = super().step(tokens, loss)
+        if self._checkpoint is not None:
+            self._checkpoint.look()
+        return going
+
+    def close(self) -> Handover:
+        """As of every learner; a checkpoint is written beside it."""
+        is_first = not self._is_closed
+        if self._checkpoint is not None and is_first:
+            self._checkpoint.take()
+        handover = super().close()
+        if self._checkpoint is not None and is_first:
+            self._checkpoint.wait()
+        return handover
+
+    @property
+    def ramp(self) -> float:
+        """As of every learner; 1 where the optimizer goes on with the state it had."""
+        return 1.0 if self._is_restored else super().ramp
 
 
 class TorchParameters:

@@ -1,0 +1,201 @@
+"""What a PyTorch learner keeps on its own disk over a restart: everything that the run does not have.
+
+The run has the model. A restarted process lacks its optimizers' state, the random generators' and whatever else has a
+`state_dict` (a schedule, a GradScaler, a loader that knows its place): that is what the file holds. It is a safetensors
+file whose metadata says how the tensors belong together, so reading it runs nothing. Tensors are copied at a step
+boundary, where they are, and written by a thread, to another name that then takes the file's place: whoever is killed
+at any moment finds the last one whole.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from skerry.errors import ConfigError, ModelError
+
+EVERY_S = 60.0  # what a kill may cost an optimizer that remembers a thousand steps
+FORMAT = 1
+METADATA = "skerry checkpoint"
+TENSOR, TUPLE, PAIRS = "$tensor", "$tuple", "$pairs"  # what JSON has no word for
+PLAIN = (str, int, float, bool, type(None))
+
+log = logging.getLogger("skerry.learner")
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
+class Generators:
+    """The random generators of the process: Python's, numpy's and PyTorch's, those of the devices too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        return {
+            "python": random.getstate(),
+            "numpy": (kind, torch.from_numpy(np.array(keys).astype(np.int64)), *rest),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        random.setstate(state["python"])
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+        torch.set_rng_state(state["torch"])
+        if len(state["cuda"]) == (torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            torch.cuda.set_rng_state_all(state["cuda"])
+
+
+class Checkpoint:
+    """One file, of these optimizers and others, written every so often."""
+
+    def __init__(
+        self, path: str | Path, optimizers: Sequence[Stateful], others: Sequence[Stateful], every_s: float
+    ) -> None:
+        if not every_s > 0:
+            raise ConfigError(f"checkpoint_every_s = {every_s}: give seconds, more than 0")
+        self.path = Path(path)
+        if not self.path.parent.is_dir():
+            raise ConfigError(f"checkpoint {self.path}: there is no folder {self.path.parent}: make it first")
+        self._parts: dict[str, Sequence[Stateful]] = {
+            "optimizers": optimizers, "others": others, "generators": [Generators()]
+        }  # fmt: skip
+        self._every_s = every_s
+        self._taken_at = time.monotonic()
+        self._writer: threading.Thread | None = None
+        self._trouble: BaseException | None = None
+        self._state()  # what cannot be kept is refused now
+        for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}.tmp"):
+            left.unlink(missing_ok=True)  # by a process that was killed while it wrote
+
+    def restore(self) -> bool:
+        """Have everything as the file has it; whether there is one."""
+        if not self.path.exists():
+            return False
+        told, tensors = self._read()
+        try:
+            for part, members in self._parts.items():
+                states = _joined(told[part], tensors)
+                if len(states) != len(members):
+                    raise ValueError(f"it holds {len(states)} {part}, and {len(members)} are given")
+                for member, state in zip(members, states, strict=True):
+                    member.load_state_dict(state)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(
+                f"checkpoint {self.path}: does not fit what it is to be loaded into ({error}): give what it was "
+                "made with, or remove it to begin anew"
+            ) from None
+        return True
+
+    def look(self) -> None:
+        """At a step boundary: take one if it is time, unless the last is still being written."""
+        if time.monotonic() - self._taken_at < self._every_s or (self._writer and self._writer.is_alive()):
+            return
+        self.take()
+
+    def take(self) -> None:
+        """Copy everything, and have it written; what went wrong with the last is raised here."""
+        self.wait()
+        self._taken_at = time.monotonic()
+        told, tensors = self._state()
+        kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._writer = threading.Thread(target=self._write, args=(told, kept), name="skerry-checkpoint")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Until the last is written."""
+        if self._writer is not None:
+            self._writer.join()
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            log.warning("checkpoint %s could not be written: %s; the one before it stays", self.path, trouble)
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        tensors: dict[str, torch.Tensor] = {}
+        told = {
+            part: _apart([member.state_dict() for member in members], part, tensors)
+            for part, members in self._parts.items()
+        }
+        return told, tensors
+
+    def _write(self, told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Under another name first, which nobody could have put a link at."""
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            host = {name: tensors.pop(name).cpu().contiguous() for name in list(tensors)}
+            save_file(host, temporary, {METADATA: json.dumps({"format": FORMAT, **told})})
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except Exception as error:
+            self._trouble = error
+            temporary.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                told = json.loads((file.metadata() or {})[METADATA])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise ModelError(
+                f"checkpoint {self.path}: is no readable checkpoint ({error}): name another, or remove it"
+            ) from None
+        if told.get("format") != FORMAT:
+            number = told.get("format")
+            raise ModelError(f"checkpoint {self.path}: is of format {number}, and this version reads {FORMAT}")
+        return told, tensors
+
+
+def _apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """The value as JSON, with its tensors put aside under the path that leads to them."""
+    if getattr(value, "placements", None) is not None:  # a DTensor
+        raise ConfigError(
+            f"checkpoint: {path} is sharded, which a checkpoint cannot keep: save it with torch.distributed.checkpoint"
+        )
+    if isinstance(value, torch.Tensor):
+        name = f"{len(tensors)}.{path}"  # the number, for two paths may read alike
+        tensors[name] = value
+        return {TENSOR: name}
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, dict):
+        pairs = [[_apart(key, path, tensors), _apart(each, f"{path}.{key}", tensors)] for key, each in value.items()]
+        return {PAIRS: pairs}
+    if isinstance(value, list | tuple):
+        items = [_apart(each, f"{path}.{at}", tensors) for at, each in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    raise ConfigError(
+        f"checkpoint: {path} is a {type(value).__name__}, which a checkpoint cannot keep: numbers, strings, tensors, "
+        "lists and dicts can be"
+    )
+
+
+def _joined(told: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """What `_apart` took apart."""
+    if isinstance(told, list):
+        return [_joined(each, tensors) for each in told]
+    if not isinstance(told, dict):
+        return told
+    ((word, inner),) = told.items()
+    if word == TENSOR:
+        return tensors[inner]
+    if word == TUPLE:
+        return tuple(_joined(each, tensors) for each in inner)
+    return {_joined(key, tensors): _joined(each, tensors) for key, each in inner}

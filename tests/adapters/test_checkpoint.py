@@ -1,0 +1,158 @@
+"""What a PyTorch learner keeps on its own disk: optimizers, generators and others, over a kill."""
+
+import logging
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import skerry
+from e2e.processes import Syncer, until
+from skerry.adapters.checkpoint import Checkpoint
+from skerry.errors import ConfigError, ModelError
+
+OPTIONS = ["--run.tokens=1e9", "--run.learners=1", "--sync.num_fragments=2", "--sync.sync_every=2"]
+
+
+def tools(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 1))
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), lr=0.1),
+        torch.optim.SGD(model[2].parameters(), momentum=0.9),
+    ]
+    return model, optimizers, torch.optim.lr_scheduler.StepLR(optimizers[0], 2)
+
+
+def train(model, optimizers, schedule, steps):
+    for _ in range(steps):
+        noise = random.random() + np.random.random()
+        (model(torch.randn(3, 6)).square().mean() * noise).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        schedule.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_a_loop_goes_on_from_a_checkpoint_with_the_bits_of_one_that_was_not_broken_off(tmp_path):
+    path = tmp_path / "here.ckpt"
+    model, optimizers, schedule = tools()
+    train(model, optimizers, schedule, 5)
+    kept = Checkpoint(path, optimizers, [schedule], 60)
+    kept.take()
+    state = {name: values.clone() for name, values in model.state_dict().items()}
+    expected = train(model, optimizers, schedule, 5)  # while it is being written
+    kept.wait()
+
+    model, optimizers, schedule = tools(seed=1)
+    model.load_state_dict(state)
+    random.seed(1), np.random.seed(1)
+    assert Checkpoint(path, optimizers, [schedule], 60).restore()
+    for ours, theirs in zip(train(model, optimizers, schedule, 5), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert os.listdir(tmp_path) == ["here.ckpt"] and not path.stat().st_mode & 0o077
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    path, (_, optimizers, _) = tmp_path / "a.ckpt", tools()
+    for name in ("a.ckpt.0123456789abcdef.tmp", "a.ckpt.tmp", "b.ckpt.0123456789abcdef.tmp"):
+        (tmp_path / name).touch()
+    assert not Checkpoint(path, optimizers, [], 60).restore()
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt.tmp", "b.ckpt.0123456789abcdef.tmp"]
+
+
+def test_one_that_cannot_be_written_is_a_warning_and_the_one_before_it_stays(tmp_path, caplog):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    _, optimizers, _ = tools()
+    kept = Checkpoint(folder / "a.ckpt", optimizers, [], 60)
+    kept.take()
+    kept.wait()
+    folder.rename(tmp_path / "gone")
+    kept.take()
+    with caplog.at_level(logging.WARNING):
+        kept.wait()
+    assert "could not be written" in caplog.text
+    (tmp_path / "gone").rename(folder)
+    assert kept.restore()
+
+
+class Odd:
+    def state_dict(self):
+        return {"where": {"a": {1, 2}}}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path):
+    path, (model, optimizers, schedule) = tmp_path / "a.ckpt", tools()
+    kept = Checkpoint(path, optimizers, [schedule], 60)
+    kept.take()
+    kept.wait()
+    with pytest.raises(ModelError, match=r"does not fit .* \(it holds 2 optimizers, and 1 are given\)"):
+        Checkpoint(path, optimizers[:1], [schedule], 60).restore()
+    with pytest.raises(ModelError, match=r"a\.ckpt: does not fit what it is to be loaded into"):
+        Checkpoint(path, [torch.optim.SGD(model.parameters()), optimizers[1]], [schedule], 60).restore()
+    path.write_bytes(b"junk")
+    with pytest.raises(ModelError, match=r"a\.ckpt: is no readable checkpoint"):
+        Checkpoint(path, optimizers, [], 60).restore()
+    with pytest.raises(ConfigError, match=r"others\.0\.where\.a is a set, which a checkpoint cannot keep"):
+        Checkpoint(path, optimizers, [Odd()], 60)
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere: make it first"):
+        Checkpoint(tmp_path / "nowhere" / "a.ckpt", optimizers, [], 60)
+    with pytest.raises(ConfigError, match=r"checkpoint_every_s = 0: give seconds"):
+        Checkpoint(path, optimizers, [], 0)
+
+
+LOOP = """
+import sys, torch, skerry
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+if sys.argv[1] == "genesis":
+    skerry.save_genesis(model, sys.argv[2])
+    sys.exit()
+options = {"checkpoint": sys.argv[2], "checkpoint_every_s": 1e-3, "required": True}
+with skerry.Learner(model, optimizer, **options) as learner:
+    steps = [int(each["step"]) for each in optimizer.state.values()]
+    print(steps[0] if steps else 0, learner.ramp, flush=True)
+    while learner.step(tokens=4):
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_learner_that_was_killed_goes_on_with_its_optimizer(tmp_path):
+    genesis, kept = tmp_path / "genesis.safetensors", tmp_path / "a.ckpt"
+    subprocess.run([sys.executable, "-c", LOOP, "genesis", str(genesis)], check=True)
+    with Syncer(tmp_path, genesis=genesis, options=OPTIONS) as syncer:
+        env = os.environ | {"SKERRY_SYNCER": f"127.0.0.1:{syncer.port}", "SKERRY_NAME": "a"}
+        begins = []
+        for _ in range(2):
+            with subprocess.Popen(
+                [sys.executable, "-c", LOOP, "train", str(kept)], env=env, stdout=subprocess.PIPE, text=True
+            ) as loop:
+                begins.append(loop.stdout.readline().split())
+                first = kept.stat().st_mtime_ns if kept.exists() else 0
+                until(lambda: kept.exists() and kept.stat().st_mtime_ns > first, "a checkpoint")  # noqa: B023
+                until(lambda: syncer.status["progress"] > 0, "the run to begin")
+                loop.kill()
+    assert begins[0] == ["0", "1.0"]
+    assert int(begins[1][0]) > 0 and begins[1][1] == "1.0", "no ramp: the optimizer remembers"
+
+
+def test_without_a_syncer_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("SKERRY_SYNCER", raising=False)
+    model, optimizers, _ = tools()
+    with skerry.Learner(model, optimizers, checkpoint=tmp_path / "a.ckpt"):
+        pass
+    assert list(Path(tmp_path).iterdir()) == []
