@@ -1,6 +1,6 @@
-"""A plain PyTorch loop, and the five lines (marked +) that make it a learner of a shared run.
+"""A plain PyTorch loop, and the four lines (marked +) that make it a learner of a shared run.
 
-python examples/plain_loop.py                                   # alone: the five lines do nothing
+python examples/plain_loop.py                                   # alone: the four lines do nothing
 
 python examples/plain_loop.py --genesis genesis.safetensors     # write the first values, once
 skerry syncer --run runs/plain --genesis genesis.safetensors --run.steps 300 --run.learners 2 &
@@ -45,20 +45,19 @@ def main() -> None:
         return
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    learner = skerry.Learner(model, optimizer)  # +
-    torch.seed()  # every learner draws its own batches
-    for step in range(300):
-        start = torch.randint(len(data) - 9, (64,))
-        window = data[start[:, None] + torch.arange(9)]
-        loss = functional.cross_entropy(model(window[:, :8]), window[:, 8])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 0:
-            print(f"step {step:4d}  loss {loss.item():.3f}")
-        if not learner.step(tokens=window.shape[0]):  # + False once the run has had enough
-            break  # +
-    learner.close()  # +
+    with skerry.Learner(model, optimizer) as learner:  # +
+        torch.seed()  # every learner draws its own batches
+        for step in range(300):
+            start = torch.randint(len(data) - 9, (64,))
+            window = data[start[:, None] + torch.arange(9)]
+            loss = functional.cross_entropy(model(window[:, :8]), window[:, 8])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 50 == 0:
+                print(f"step {step:4d}  loss {loss.item():.3f}")
+            if not learner.step(tokens=window.shape[0]):  # + False once the run has had enough
+                break  # +
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The torch adapter: a model's parameters as fragments, and the five lines that make a plain loop a learner."""
+"""The torch adapter: a model's parameters as fragments, and the four lines that make a plain loop a learner."""
 
 import logging
 import math
@@ -415,9 +415,9 @@ def test_a_model_whose_embedding_is_cut_trains_is_replayed_and_exported_whole(tm
         np.testing.assert_allclose(parameter.detach().numpy(), final[name], rtol=0, atol=1e-5)
 
 
-def test_the_example_adds_five_lines_to_a_plain_loop_and_runs_without_a_syncer():
+def test_the_example_adds_four_lines_to_a_plain_loop_and_runs_without_a_syncer():
     lines = [line for line in EXAMPLE.read_text().splitlines() if "# +" in line]
-    assert 0 < len(lines) <= 5
+    assert 0 < len(lines) <= 4
     said = run_example().stdout.splitlines()
     assert [line.split()[1] for line in said] == [str(step) for step in range(0, 300, 50)]
     assert float(said[-1].split()[-1]) < float(said[0].split()[-1])
