@@ -95,6 +95,16 @@ def test_only_the_newest_order_is_answered_and_none_that_was_taken_back(desk):
     assert desk.passed(taken=(Took(0, 1, taken_back.order, 0, 2),)).wanted == ()
 
 
+def test_a_snapshot_from_before_its_fragment_was_overwritten_is_of_the_version_it_had(desk):
+    desk.orders.want(0, 20)
+    (want,) = desk.send({})
+    desk.orders.owe(0, None, is_write=True, settles=False)
+    (change,) = desk.send({0: Version(2, 130)})
+    took = Took(0, 1, want.order, 0, 1)
+    outcome = desk.passed(applied=(change.number,), taken=(took,))
+    assert outcome == ((0,), (took,), (Version(1, 100),)) and desk.orders.stands[0] == Version(2, 130)
+
+
 def test_a_cell_is_filled_again_when_the_device_has_marked_it():
     desk = Desk(cell_count=1)
     for p in (0, 1):

@@ -180,6 +180,7 @@ class Taken(Struct, frozen=True):
 
     fragment: int
     base_version: int
+    is_first: bool = False  # before the fragment was overwritten at that boundary
 
 
 class Boundary(Struct, frozen=True):

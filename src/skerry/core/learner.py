@@ -236,14 +236,17 @@ class LearnerMachine:
             # the first step includes whatever the loop did before it, so it says nothing about a pause
             if self.step_count > 1:
                 self._step_gap_s_max = max(self._step_gap_s_max, event.step_s)
+        for taken in event.snapshots:
+            self.positions[taken.fragment].snapshot_at = None
+            if taken.is_first:
+                self._contribute(taken.fragment, taken.base_version)
         for p in event.overwritten:
             self._forwarding.discard(p)
             self._overwritten(self.positions[p])
         for taken in event.snapshots:
-            self.positions[taken.fragment].snapshot_at = None
             if taken.fragment in event.overwritten and self.state == "training":
                 pass  # there is nothing left to answer with; after a step there is
-            else:
+            elif not taken.is_first:
                 self._contribute(taken.fragment, taken.base_version)
 
     def _overwritten(self, position: Position) -> None:

@@ -254,17 +254,18 @@ class LearnerNode:
         return record
 
     def _passed(self, record: Passed) -> None:
-        overwritten, wanted = self.orders.passed(record)
-        snapshots = {took.fragment: self._drift(took) for took in wanted}
+        overwritten, wanted, on = self.orders.passed(record)
+        snapshots = {took.fragment: self._drift(took, at) for took, at in zip(wanted, on, strict=True)}
         for took in record.taken:
             self._mailbox.send(Freed(took.cell))
-        taken = tuple(Taken(took.fragment, took.version) for took in wanted)
+        taken = tuple(
+            Taken(took.fragment, took.version, took.version < self.orders.stands[took.fragment].version)
+            for took in wanted
+        )
         boundary = Boundary(record.steps, record.tokens, record.step_s, taken, record.loss, overwritten)
         self.handle(boundary, Brought(snapshots=snapshots))
 
-    def _drift(self, took: Took) -> Array:
-        on = self.orders.stands[took.fragment]
-        assert on.version == took.version, (took, on.version)
+    def _drift(self, took: Took, on: Version) -> Array:
         return self._snapshots[took.cell].less(on.base)
 
     def _send_orders(self) -> None:

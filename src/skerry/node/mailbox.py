@@ -9,6 +9,8 @@ it. Records may come late and never out of order, so at a boundary both halves k
 
 - A snapshot is of the base that the training half had: the last whose change it had confirmed, in the same or in an
   earlier record. So the node keeps that base until a newer one is confirmed.
+- A snapshot that was ordered before a change that overwrites its fragment is taken before it. Else a learner of which
+  every step takes longer than a version's making would have nothing to contribute, ever.
 - What was ordered may be carried out after it was taken back. A snapshot of any but the newest order is dropped, which
   costs nothing: the drift stays.
 - A snapshot that was ordered after a contribution was settled must not have that in it any more. So the order leaves
@@ -124,7 +126,7 @@ class Took(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Passed(Record, frozen=True):
-    """A boundary: a step's work (none while the loop stands still), the changes made, and the snapshots after them."""
+    """A boundary: a step's work (none while the loop stands still), the changes made, and the snapshots taken."""
 
     steps: int
     tokens: int

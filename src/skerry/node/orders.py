@@ -3,7 +3,7 @@
     orders.owe(p, taken, ...)                  a newer version of a fragment is there: a change is due
     for p in orders.sendable(): orders.send(p, to, towards)
     orders.send_wants()
-    overwritten, wanted = orders.passed(record)   what became of them at a boundary
+    overwritten, wanted, on = orders.passed(record)   what became of them at a boundary
 
 Rules that hold here (why: `node/mailbox.py`): one change of a fragment is under way at a time, and what comes due
 meanwhile goes with the next; an order for a snapshot leaves behind the change that takes out what was settled; a cell
@@ -15,7 +15,7 @@ how anything is encoded: that is handed in.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class Outcome(NamedTuple):
 
     overwritten: tuple[int, ...]
     wanted: tuple[Took, ...]
+    on: tuple[Version, ...]  # what θ stood on when each of them was taken
 
 
 class Orders:
@@ -166,10 +167,19 @@ class Orders:
     def passed(self, record: Passed) -> Outcome:
         """A boundary, with the changes made and the snapshots after them."""
         numbers = {sent.change.number: p for p, sent in self.under_way.items()}
+        stood = {took.fragment: self.stands[took.fragment] for took in record.taken if took.fragment in self.stands}
         overwritten = tuple(p for number in record.applied if self._applied(p := numbers[number]))
         for number in record.returned:
             self._returned(numbers[number])
-        return Outcome(overwritten, tuple(took for took in record.taken if self._is_wanted(took)))
+        wanted = tuple(took for took in record.taken if self._is_wanted(took))
+        return Outcome(overwritten, wanted, tuple(self._on(took, stood) for took in wanted))
+
+    def _on(self, took: Took, stood: Mapping[int, Version]) -> Version:
+        """What a snapshot was taken on: the version there is after the boundary's changes, or the one before them."""
+        after = self.stands[took.fragment]
+        on = after if after.version == took.version else stood[took.fragment]
+        assert on.version == took.version, (took, on.version)
+        return on
 
     def _applied(self, p: int) -> bool:
         """θ stands on the version that was sent; whether that has overwritten it for good.

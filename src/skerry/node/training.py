@@ -7,7 +7,8 @@
 
 A boundary reads the mailbox, has changes made and snapshots taken, and writes the mailbox. It waits for nobody, holds
 no lock and decides nothing: what is to be done, and what it means, is for the node (`node/learner.py`). Changes come
-before snapshots, so a snapshot is relative to the newest version that the live parameters stand on.
+before snapshots, so a snapshot is relative to the newest version that the live parameters stand on. But one that was
+ordered before a change that overwrites its fragment comes before that change: behind it there would be nothing to take.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class TrainingHalf:
         self._free: list[int] = []  # cells for snapshots
         self._changes: list[Change] = []  # to be made at the next boundary
         self._wanted: dict[int, Want] = {}  # by fragment
+        self._first: set[int] = set()  # fragments to be overwritten, of which a snapshot was ordered before
         self._taken: list[int] = []  # by fragment, how many snapshots there were
         self._marks = 0
         self.is_forwarding = False  # some fragments are written, and others are not
@@ -198,11 +200,13 @@ class TrainingHalf:
         changes, self._changes = self._changes, []
         returned = [change for change in changes if not self.is_current(change)]
         applied = [change for change in changes if self.is_current(change)]
+        taken = [self._take(want) for want in due if want.fragment in self._first]
         for change in returned:
             self._return(change)
         for change in applied:
             self._make(change)
-        taken = [self._take(want) for want in due]
+        taken += [self._take(want) for want in due if want.fragment not in self._first]
+        self._first.clear()
         done = (_numbers(applied), _numbers(returned), tuple(taken))
         self._mailbox.send(Passed(steps, tokens, step_s, loss, *done))
 
@@ -274,8 +278,11 @@ class TrainingHalf:
                 self._wanted[record.fragment] = record
             case Waive():
                 self._wanted.pop(record.fragment, None)
+                self._first.discard(record.fragment)
             case Change():
                 self._changes.append(record)
+                if record.is_write and record.fragment in self._wanted:
+                    self._first.add(record.fragment)
             case Freed():
                 self._free.append(record.cell)
             case Left():

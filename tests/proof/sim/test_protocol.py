@@ -65,7 +65,14 @@ def test_rare_things_happen_on_fixed_seeds():
     assert all(result.saw[name] for name in often), {n: result.saw[n] for n in often if not result.saw[n]}
 
 
-@pytest.mark.parametrize("seed", [1212], ids=["a checkpoint ordered before its fragment's next merge was taken in"])
+BROKEN = {
+    1212: "a checkpoint ordered before its fragment's next merge was taken in",
+    5997: "a chain of deltas that came in the wrong order on a calm link, again and again",
+    9467: "a snapshot that was due was overwritten first, at each boundary of a slow learner",
+}
+
+
+@pytest.mark.parametrize("seed", BROKEN, ids=list(BROKEN.values()))
 def test_seeds_that_have_broken_one(seed):
     without_violation([seed])
 
@@ -176,6 +183,16 @@ def adopt_any_delta(plant):
     plant(LearnerNode, "_is_right", lambda self, base, publication: True)
 
 
+def overwrite_before_the_snapshot(plant):
+    """A fragment is overwritten before a snapshot that was ordered first, at each boundary of a slow learner."""
+
+    def _hear(self, record, hear=TrainingHalf._hear):
+        hear(self, record)
+        self._first.clear()
+
+    plant(TrainingHalf, "_hear", _hear)
+
+
 def adopt_backwards(plant):
     """An old publication that was long on its way is adopted over a newer one."""
 
@@ -246,7 +263,7 @@ def blend_too_early(plant):
 def credit_the_newest_base(plant):
     """A snapshot is held against the newest base, not against the one it was taken on."""
 
-    def _drift(self, took):
+    def _drift(self, took, on):
         return self._snapshots[took.cell].load(1) - self.bases[took.fragment]
 
     plant(LearnerNode, "_drift", _drift)
@@ -676,6 +693,7 @@ BUGS = {
     forget_settled: 63,
     snapshot_twice: 0,
     adopt_any_delta: 6,
+    overwrite_before_the_snapshot: 9467,
     adopt_backwards: 1,
     forget_settled_seq: 13,
     forget_residual: 2,

@@ -1,18 +1,20 @@
 """The simulated network: real frames through real parsers, on links that delay, lose, double, reorder and spoil them.
 
-A link has two lines each way, control and bulk; no line keeps its order, so streams need none of their own. What is
-on its way dies with it. A blocked direction keeps what it carries; whoever hears nothing for `timeout_s` gives the
-link up, as the real endpoint does. Hello, welcome, refusal and done are never lost alone or doubled: on TCP, a link
-that loses one is a link that breaks.
+A link has two lines each way, control and bulk, and no line keeps its order. But in a world that was healed, versions
+of a fragment do, as on the one stream that carries them: a delta that overtakes the one before it is of no use, and
+what a learner lacks after faults is a chain of them, so demands in time are those of TCP. What is on its way dies with
+the link. A blocked direction keeps what it carries; whoever hears nothing for `timeout_s` gives the link up, as the
+real endpoint does. Hello, welcome, refusal and done are never lost alone or doubled: on TCP, a link that loses one is a
+link that breaks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Protocol
 
-from skerry.core.messages import Done, Hello, Message, Refused, Welcome
+from skerry.core.messages import Done, Hello, Message, Publication, Refused, Welcome
 from skerry.errors import ProtocolError
 from skerry.wire import frames
 from skerry.wire.frames import BULK_LINE, CONTROL_LINE, Delivery, Dialect, Parser, Payload
@@ -53,6 +55,7 @@ class SimLink:
         self.client, self.server = End(client, "up"), End(server, "down")
         self.client.other, self.server.other = self.server, self.client
         self.transfers = itertools.count(1)
+        self.streams: dict[int, deque[bytes]] = defaultdict(deque)  # fragment -> versions of it on their way, in order
         self.is_greeted = False  # on a real connection nothing overtakes the hello
         for end in (self.client, self.server):
             end.link = self
@@ -73,9 +76,13 @@ class SimLink:
         if world.faults.is_on and not isinstance(message, ONCE):
             copies = (world.random.random() >= weather.loss) + (world.random.random() < weather.duplicates)
         is_first = isinstance(message, Hello)
+        line = deque([data] * copies)
+        if isinstance(message, Publication) and world.is_healed:
+            line = self.streams[message.fragment]
+            line.append(data)
         for _ in range(copies):
             wait_s = least_s + min(8 * mean_s, world.random.expovariate(1 / mean_s))
-            world.at(wait_s, lambda: self._arrive(sender.other, is_bulk, data, is_first))
+            world.at(wait_s, lambda: self._arrive(sender.other, is_bulk, line.popleft(), is_first))
         if tag is not None:
             sent = Sent(sender.peer, tag)
             leave_s = mean_s + (weather.leave_s if is_bulk else 0.0)

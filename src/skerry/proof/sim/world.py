@@ -108,6 +108,10 @@ class World(Timeline):
         return self.now + self.wall_ahead_s
 
     @property
+    def is_healed(self) -> bool:
+        return self.healed_at > 0
+
+    @property
     def calm_s(self) -> float:
         return 0.0 if self.faults.is_on else self.now - self.healed_at
 
@@ -232,10 +236,16 @@ class World(Timeline):
         return self.syncer.node.machine.state.phase if self.syncer is not None else ""
 
     def _demand_participation(self) -> None:
-        """Everyone's work that is done from here on merges on every fragment before long."""
+        """Everyone's work that is done from here on merges on every fragment before long.
+
+        But for those who know no orders where versions overwrite: they contribute when they are asked, and one that is
+        overwritten at each of its boundaries never has anything to be asked for.
+        """
         if self.run_until(self.now + 6.0, lambda: self._phase() in ("closing", "closed")):
             return
-        reach = {name: p.step_count for name, p in self.processes.items() if not p.training.is_closing}
+        exempt = self.scenario.older if self.scenario.config.learner.adopt == "overwrite" else frozenset()
+        those = {name: p for name, p in self.processes.items() if name not in exempt}
+        reach = {name: p.step_count for name, p in those.items() if not p.training.is_closing}
 
         def all_took_part() -> bool:
             return self._phase() in ("closing", "closed") or all(
