@@ -67,12 +67,11 @@ def test_without_an_address_a_learner_does_nothing(monkeypatch):
     monkeypatch.delenv("SKERRY_SYNCER", raising=False)
     threads, model = threading.enumerate(), Odd()
     before = values_of(model)
-    for syncer in (None, ""):
-        with skerry.Learner(model, torch.optim.AdamW(trainable(model).values()), syncer) as learner:
-            assert threading.enumerate() == threads
-            assert [learner.step(tokens=5) for _ in range(3)] == [True] * 3
-            assert learner.is_running and learner.progress == 0.0 and learner.ramp == 1.0
-            assert learner.config is None and learner.index == 0 and learner.prior_steps == 0
+    with skerry.Learner(model, torch.optim.AdamW(trainable(model).values())) as learner:
+        assert threading.enumerate() == threads
+        assert [learner.step(tokens=5) for _ in range(3)] == [True] * 3
+        assert learner.is_running and learner.progress == 0.0 and learner.ramp == 1.0
+        assert learner.config is None and learner.index == 0 and learner.prior_steps == 0
     learner.close()
     assert threading.enumerate() == threads
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
