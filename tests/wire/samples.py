@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, get_args, get_origin
+
 import msgspec
 
 from skerry.core.vocabulary import LearnerState, Refusal
@@ -12,4 +14,9 @@ PLAIN = {int: 0, float: 0.0, str: "", bytes: b"", bool: False, LearnerState: "tr
 def sample(kind, **given):
     """A message with zeros, or some legal word, for what a test does not care about."""
     fields = [field for field in msgspec.structs.fields(kind) if field.required]
-    return kind(**({field.name: PLAIN.get(field.type, ()) for field in fields} | given))
+    return kind(**({field.name: PLAIN.get(_bare(field.type), ()) for field in fields} | given))
+
+
+def _bare(kind):
+    """A type without its bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind

@@ -10,18 +10,57 @@ import operator
 from collections.abc import Sequence
 
 from skerry.core.facts import Row
-from skerry.core.ledger import MERGED, Settled
-from skerry.core.messages import Contribution
+from skerry.core.ledger import MERGED, Ledger, Settled
+from skerry.core.messages import STEP_S_MIN, Contribution, Report
 from skerry.core.vocabulary import Flaw, Refusal
+
+SUM_MAX = 1 << 62  # of all work in a run's books: more cannot be written down
+
+
+def illegal(report: Report, ledger: Ledger) -> str:
+    """What nobody would report who keeps to the protocol, beside what is known of that life; empty if it is fine."""
+    if any(at.mark_step > report.step or at.mark_tokens > report.tokens for at in report.positions):
+        return "a report of work that is settled and was not done"
+    if 0 < report.step_s < STEP_S_MIN:
+        return f"a report of a step of {report.step_s} s"
+    return contradiction(report.learner, report.life, report.step, report.tokens, ledger)
+
+
+def contradiction(learner: str, life: int, step: int, tokens: int, ledger: Ledger) -> str:
+    """Why a life cannot have come to this position, if it came to the highest that is known of it; empty if it can.
+
+    Tokens grow with steps, and only with them: else there would be work that no contribution can settle.
+    """
+    account = ledger.accounts.get(f"{learner}/{life}")
+    known = (account.step, account.tokens) if account is not None else (0, 0)
+    if step < known[0]:
+        is_possible = tokens <= known[1]
+    elif step == known[0]:
+        is_possible = tokens == known[1]
+    else:
+        is_possible = tokens >= known[1]
+    if not is_possible:
+        return f"{tokens} tokens in {step} steps, where there were {known[1]} in {known[0]}"
+    more = ((tokens - known[1]) + (step - known[0])) * ledger.fragment_count
+    if ledger.produced + ledger.steps * ledger.fragment_count + more > SUM_MAX:
+        return f"{tokens} tokens in {step} steps, which is more than a run's books can hold"
+    return ""
 
 
 def verdict(
-    c: Contribution, flaw: Flaw | None, settled: Settled, held: Contribution | None, version: int, since: int = 0
+    c: Contribution,
+    flaw: Flaw | None,
+    settled: Settled,
+    held: Contribution | None,
+    version: int,
+    since: int = 0,
+    is_impossible: bool = False,
 ) -> tuple[Refusal | None, bool]:
     """Why it is refused (None if it is not), and whether it shows that the learner must fast-forward.
 
     `flaw` is what is wrong with its values, `held` the contribution of the same learner that lies here already, `since`
     the version that the last rollback made: what was learned on an earlier one is part of what was rolled back.
+    `is_impossible` says that its life cannot have come to where it ends.
     """
     if c.seq <= settled.seq or (held is not None and (held.life, held.seq) == (c.life, c.seq)):
         return "duplicate", False
@@ -29,7 +68,7 @@ def verdict(
         return flaw, True
     if c.from_step < settled.step or c.from_tokens < settled.tokens:
         return "overlap", True
-    if c.from_step == settled.step and c.from_tokens > settled.tokens:
+    if is_impossible or (c.from_step == settled.step and c.from_tokens > settled.tokens):
         return "tokens without steps", True
     if c.steps <= 0 or c.tokens <= 0:
         return "no work", True

@@ -52,6 +52,8 @@ from skerry.core.events import (
 )
 from skerry.core.messages import (
     FULL,
+    STEP_S_MAX,
+    STEP_S_MIN,
     Done,
     FragmentPosition,
     Publication,
@@ -232,7 +234,7 @@ class LearnerMachine:
         self.step_count += event.steps
         self.tokens += event.tokens
         if event.steps:
-            self._step_s, self._loss = event.step_s, event.loss
+            self._step_s, self._loss = min(max(event.step_s, STEP_S_MIN), STEP_S_MAX), event.loss
             # the first step includes whatever the loop did before it, so it says nothing about a pause
             if self.step_count > 1:
                 self._step_gap_s_max = max(self._step_gap_s_max, event.step_s)

@@ -2,16 +2,34 @@
 
 Every message about a fragment restates a cumulative truth, so no single one matters: a lost one is healed by the next.
 Nothing here knows how a message travels. A field that is added later comes last and with a default, as on the tape.
+
+What a learner may say is bounded here, field by field, and a frame that breaks a bound is not decoded: whoever sent it
+loses its connection. Numbers are counts, and short enough to be added up; what one of them means beside another, and
+beside what is known already, is looked at in `core/admission.py`.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
+
+COUNT_MAX = 1 << 53  # of anything that is counted
+STEP_S_MIN, STEP_S_MAX = 1e-6, 3600.0  # of a step: quicker ones there are not, and a longer pause is none
+LAYOUT_BYTES_MAX = 8 << 20  # a hundred thousand tensors
+
+Name = Annotated[str, Meta(max_length=256)]  # of a learner: whoever has one that is no name, and no longer, is told so
+Printable = Annotated[str, Meta(max_length=64, pattern=r"\A[\x20-\x7e]*\Z")]
+Digest = Annotated[bytes, Meta(max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Version = Annotated[int, Meta(ge=FULL, le=COUNT_MAX)]
+Seconds = Annotated[float, Meta(ge=0.0, le=float(COUNT_MAX))]
+StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
 
 
 # ---------------------------------------------------------------------------------------------- learner ->
@@ -20,12 +38,12 @@ FULL = -1  # base_version of a publication that needs no base, and of a fragment
 class Hello(Struct, frozen=True, tag=True):
     """First message of a learner: who it is and what it trains. `life` is 0 for a new process."""
 
-    protocol: int
-    learner: str
-    process: str  # drawn once per process: tells a reconnecting life from an impostor
-    life: int
-    layout: bytes  # the model's parameters, encoded; compared by the syncer's node, not by its core
-    layout_digest: str
+    protocol: Count
+    learner: Name
+    process: Printable  # drawn once per process: tells a reconnecting life from an impostor
+    life: Count
+    layout: Annotated[bytes, Meta(max_length=LAYOUT_BYTES_MAX)]  # encoded; compared by the syncer's node
+    layout_digest: Printable
 
 
 class Ask(Struct, frozen=True, tag=True):
@@ -35,54 +53,54 @@ class Ask(Struct, frozen=True, tag=True):
 class FragmentPosition(Struct, frozen=True, array_like=True):
     """Where a learner stands on one fragment: what it holds, what is settled, what is on its way."""
 
-    base_version: int
-    mark_step: int
-    mark_tokens: int
-    outstanding_seq: int  # 0: none
+    base_version: Version
+    mark_step: Count
+    mark_tokens: Count
+    outstanding_seq: Count  # 0: none
     want_full: bool = False  # the base is unusable: send the whole fragment
-    order: int = 0  # that stands: unsettled steps at which it contributes by itself; 0: none does
+    order: Count = 0  # that stands: unsettled steps at which it contributes by itself; 0: none does
 
 
 class Report(Struct, frozen=True, tag=True):
     """A learner's whole position, after an inner step; an older `number` is ignored."""
 
-    learner: str
-    life: int
-    number: int
-    step: int
-    tokens: int
-    step_s: float  # duration of the last inner step, pacing included
+    learner: Name
+    life: Count
+    number: Count
+    step: Count
+    tokens: Count
+    step_s: StepSeconds  # duration of the last inner step, pacing included
     state: LearnerState
     positions: tuple[FragmentPosition, ...]
-    step_gap_s_max: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    step_gap_s_max: Seconds = 0.0
+    bytes_up: Count = 0
+    bytes_down: Count = 0
     loss: float = 0.0
-    fast_forwards: int = 0  # of this life: how often it gave its drift up
-    payload_bytes: int = 0  # of publications received in this life,
-    payload_s: float = 0.0  # and the seconds from their first bytes to their last
-    encoded: int = 0  # parameters that it encoded in this life,
-    encode_s: float = 0.0  # and the seconds its node thread took for that
-    adopted: int = 0  # likewise of versions that it decoded, checked and prepared
-    adopt_s: float = 0.0
-    round_steps: int = 0  # from a snapshot to the boundary that adopts the version with it, less those that it lay
+    fast_forwards: Count = 0  # of this life: how often it gave its drift up
+    payload_bytes: Count = 0  # of publications received in this life,
+    payload_s: Seconds = 0.0  # and the seconds from their first bytes to their last
+    encoded: Count = 0  # parameters that it encoded in this life,
+    encode_s: Seconds = 0.0  # and the seconds its node thread took for that
+    adopted: Count = 0  # likewise of versions that it decoded, checked and prepared
+    adopt_s: Seconds = 0.0
+    round_steps: Count = 0  # from a snapshot to the boundary that adopts the version with it, less those that it lay
     #                       waiting for its round to close; of the last that saw no outage
 
 
 class Contribution(Struct, frozen=True, tag=True):
     """Bulk: the drift of one fragment over the work in (from, to], relative to the base the learner holds."""
 
-    learner: str
-    life: int
-    seq: int
-    fragment: int
-    base_version: int
-    from_step: int
-    from_tokens: int
-    to_step: int
-    to_tokens: int
-    codec: str
-    digest: bytes  # xxh3-128 of the payload
+    learner: Name
+    life: Count
+    seq: Count
+    fragment: Count
+    base_version: Version
+    from_step: Count
+    from_tokens: Count
+    to_step: Count
+    to_tokens: Count
+    codec: Printable
+    digest: Digest  # xxh3-128 of the payload
 
     @property
     def steps(self) -> int:
@@ -96,10 +114,10 @@ class Contribution(Struct, frozen=True, tag=True):
 class Lent(Struct, frozen=True, tag=True):
     """Bulk: the published values of a version that this learner holds as its base, as float32."""
 
-    learner: str
-    fragment: int
-    version: int
-    digest: bytes  # of the values as the learner has them; the syncer believes the tape's
+    learner: Name
+    fragment: Count
+    version: Count
+    digest: Digest  # of the values as the learner has them; the syncer believes the tape's
 
 
 # ---------------------------------------------------------------------------------------------- syncer ->

@@ -359,7 +359,8 @@ class SyncerMachine:
 
     def _verdict(self, event: Arrived, c: Contribution) -> tuple[Refusal | None, bool]:
         held, at = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment]
-        return admission.verdict(c, event.flaw, self._settled(c), held, at.version, at.since)
+        wrong = admission.contradiction(c.learner, c.life, c.to_step, c.to_tokens, self.state.ledger)
+        return admission.verdict(c, event.flaw, self._settled(c), held, at.version, at.since, bool(wrong))
 
     def _gather(self, gathering: Gathering) -> None:
         """Let everyone begin, if all are there or nobody else comes, or somebody has begun."""

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from skerry.algo.fragments import decode_layout, first_difference
+from skerry.core import admission
 from skerry.core.events import Departed, Joined, Linked, PublicationSent, Reported, Unlinked
 from skerry.core.messages import (
     FULL,
@@ -74,14 +75,20 @@ class Learners:
                 try:
                     self._received(event, now)
                 except ProtocolError as error:
-                    log.warning("dropped a peer: %s", error)
-                    self.endpoint.drop(event.peer, str(error))
+                    self._drop(event.peer, str(error), now)
             case Sent():
                 if event.peer in self.peers and isinstance(event.tag, tuple):
                     learner, life = self.peers[event.peer]
                     self.node.handle(PublicationSent(learner, life, *event.tag), now)
             case Lost():
                 self._lost(event, now)
+
+    def _drop(self, peer: int, why: str, now: float) -> None:
+        """It may come again, and again say what it must not: that is said once in a while."""
+        who = self.peers[peer][0] if peer in self.peers else "a peer"
+        if self.turned_away.is_news(who, why, now):
+            log.warning("dropped %s: %s", who, why)
+        self.endpoint.drop(peer, why)
 
     def _received(self, event: Received, now: float) -> None:
         message = event.message
@@ -101,6 +108,8 @@ class Learners:
         if isinstance(message, Report):
             if len(message.positions) != len(self.node.fragments):
                 raise ProtocolError(f"a report on {len(message.positions)} fragments")
+            if wrong := admission.illegal(message, self.node.machine.state.ledger):
+                raise ProtocolError(wrong)
             self.node.handle(Reported(message), now)
         elif event.payload is not None:
             self.node.contribution(message, event.payload, event.payload_s)
@@ -137,11 +146,10 @@ class Learners:
         if hello.layout_digest == self.node.layout.digest:
             return ""
         try:
-            theirs = decode_layout(hello.layout)
-        except msgspec.DecodeError:
+            difference = first_difference(decode_layout(hello.layout), self.node.layout) or "their order differs"
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # also of a number that is too long to be written
             raise ProtocolError("a hello whose layout cannot be read") from None
-        difference = first_difference(theirs, self.node.layout) or "their order differs"
-        return f"the model differs from the run's: {difference} (here: the learner, there: the run)"
+        return one_line(f"the model differs from the run's: {difference} (here: the learner, there: the run)")
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)
