@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
@@ -51,7 +52,10 @@ class Callback(TrainerCallback):
         **_: Any,
     ) -> None:
         self._leave()  # a Trainer that looks for a batch size that fits begins anew
-        self.learner = self._life.enter_context(Learner(model, optimizer, self._syncer, **self._options))
+        options = self._options
+        if args.world_size > 1:  # the Trainer has wrapped the model, and shows it without
+            options = {"group": dist.group.WORLD, **options}
+        self.learner = self._life.enter_context(Learner(model, optimizer, self._syncer, **options))
         self._tokens.begin(model, state)
         if not self._is_in_run:
             return
