@@ -54,6 +54,19 @@ def life(folder, name, port, number):
         process.wait()
 
 
+def told_to_end(folder, name, is_time):
+    """A learner that gets SIGTERM when what it has printed says so: how it exits, and what the run has of its work."""
+    genesis = folder / "genesis.safetensors"
+    alone(folder, name, "--genesis", genesis)
+    with Syncer(folder, genesis=genesis, options=["--run.steps=10000", *OPTIONS]) as syncer:
+        with life(folder, name, syncer.port, 1) as (process, out):
+            until(lambda: is_time(out.read_text()) or process.poll() is not None, "the learner to get going")
+            process.terminate()
+            code = process.wait(WAIT_S)
+        until(lambda: syncer.status["learners"]["a"]["state"] == "left", "the syncer to hear that it left")
+        return code, syncer.status["tokens"]
+
+
 def killed_and_resumed(folder, name, is_time, between=lambda: None):
     """A run of one learner, killed when what it has printed says so, and started again, to the run's end.
 

@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 
 import skerry
 from e2e.processes import Syncer
-from extras.runs import OPTIONS, alone, example, killed_and_resumed
+from extras.runs import OPTIONS, alone, example, killed_and_resumed, told_to_end
 from skerry.core.state import state_of
 from skerry.store import Store
 
@@ -163,6 +163,11 @@ def test_the_example_is_killed_and_goes_on_from_its_checkpoint_in_the_same_run(t
         assert account.step and account.tokens == account.step * 2 * 8 * 32
     module = example("hf_trainer")
     assert loss_of(module, last) < loss_of(module, first) - 1.5
+
+
+def test_told_to_end_the_trainer_stops_and_all_of_its_work_is_handed_in(tmp_path):
+    code, tokens = told_to_end(tmp_path, "hf_trainer", lambda printed: "'loss'" in printed)
+    assert code == 143 and tokens["merged"] == tokens["produced"] > 0
 
 
 @torch.no_grad()

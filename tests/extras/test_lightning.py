@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import skerry
 from e2e.processes import Syncer
-from extras.runs import OPTIONS, alone, example, killed_and_resumed
+from extras.runs import OPTIONS, alone, example, killed_and_resumed, told_to_end
 from skerry.core.state import state_of
 from skerry.store import Store
 
@@ -145,6 +145,11 @@ def test_the_example_is_killed_and_goes_on_from_its_checkpoint_in_the_same_run(t
         module.load_state_dict(values)
         losses.append(loss_of(module))
     assert losses[1] < losses[0] - 1
+
+
+def test_told_to_end_lightning_ends_as_it_does_and_all_of_its_work_is_handed_in(tmp_path):
+    _, tokens = told_to_end(tmp_path, "lightning_loop", lambda printed: "step   50" in printed)
+    assert tokens["merged"] == tokens["produced"] > 0
 
 
 @torch.no_grad()
