@@ -1,7 +1,11 @@
 """The shape of the house: which folder may import which. Product and proof stand apart; imports point inwards."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import skerry
 
@@ -75,6 +79,29 @@ def test_imports_of_the_product_point_inwards():
 
 def test_only_learners_import_torch():
     assert [file for file, room, _, names in all_imports() if "torch" in names and room not in ONLY_WITH_TORCH] == []
+
+
+FRAMEWORKS = ("torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "peft", "jax", "numpy")
+
+
+def said_by(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_bare_import_imports_no_framework():
+    assert said_by(f"import sys, skerry; print(set({FRAMEWORKS}) & set(sys.modules))") == "set()"
+
+
+@pytest.mark.parametrize(
+    ("public", "needs"), [("hf", "transformers"), ("lightning", "Lightning"), ("jax", "JAX"), ("Learner", "PyTorch")]
+)
+def test_a_framework_that_is_missing_is_named_with_what_installs_it(public, needs):
+    said = said_by(
+        f"import sys, skerry\nsys.modules.update(dict.fromkeys({FRAMEWORKS[:-1]}))\n"
+        f"try:\n    skerry.{public}\nexcept ImportError as error:\n    print(error)"
+    )
+    extra = "torch" if public == "Learner" else public
+    assert said == f"skerry.{public} needs {needs}: pip install 'skerry[{extra}]'"
 
 
 def test_the_core_is_pure():

@@ -2,9 +2,9 @@
 
 The public names are few: `skerry.Learner` makes a plain PyTorch loop a learner of a shared run, `skerry.save_genesis`
 writes the first version of a model for a syncer. `skerry.jax` has the same for JAX; `skerry.ArrayLearner` and
-`skerry.save_arrays` for numpy arrays, and so for any framework. What needs a framework imports it when it is asked for,
-and nothing else does. `skerry.data` has packs of tokens to train on. Errors are `skerry.SkerryError` and those below it
-(`errors.py`).
+`skerry.save_arrays` for numpy arrays, and so for any framework; `skerry.hf` and `skerry.lightning` have callbacks for
+those trainers. What needs a framework imports it when it is asked for, and nothing else does. `skerry.data` has packs
+of tokens to train on. Errors are `skerry.SkerryError` and those below it (`errors.py`).
 """
 
 import importlib
@@ -49,7 +49,7 @@ __all__ = [
     "save_genesis",
 ]
 
-_MODULES = ("data", "jax")
+_MODULES = ("data", "hf", "jax", "lightning")
 _PLACES = {
     "ArrayLearner": "skerry.adapters.arrays",
     "Handover": "skerry.shell.learner",
