@@ -8,7 +8,7 @@ modules without parameters that come and go) changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
@@ -22,6 +22,8 @@ from skerry.errors import ModelError
 COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module's parameters
 WRAPPED = "module."  # what these put there
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that can be trained; the run works in float32
 
 MODULES_AT_ONCE = 32  # that a boundary looks at: some ten microseconds
 
@@ -44,6 +46,12 @@ class Attached:
     def __getitem__(self, name: str) -> Tensor:
         """The parameter's memory, as it was when it was last looked at."""
         return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def parameter(self, name: str) -> nn.Parameter:
+        return self._named[name]
 
     def look(self, names: Iterable[str]) -> None:
         """Refuse a model of which these parameters, or the modules whose turn it is, are not as they were attached."""
@@ -196,8 +204,8 @@ def _unfit(parameter: nn.Parameter) -> str:
     """Why no such parameter can take part, and what helps; empty if it can."""
     if is_lazy(parameter):
         return "has no shape yet: run a batch through the model first"
-    if parameter.dtype != torch.float32:
-        return f"is {parameter.dtype}: keep parameters in torch.float32 and use autocast for speed"
+    if parameter.dtype not in DTYPES:
+        return f"is {parameter.dtype}: keep what is trained in torch.float32, torch.bfloat16 or torch.float16"
     if parameter.layout != torch.strided:
         return f"is {parameter.layout}: keep parameters dense (torch.strided)"
     if not parameter.numel():
