@@ -1,7 +1,9 @@
 """A genesis holds a model's whole state_dict, and an export gives exactly that back."""
 
 import json
+import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -9,14 +11,20 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import skerry
+from adapters.test_torch import serve
 from cli.called import called
-from skerry.algo.fragments import split
+from e2e.processes import WAIT_S
+from skerry.algo.contents import Contents, Fixed
+from skerry.algo.fragments import Tensor, encode_layout, layout_of, split
 from skerry.config import Config
+from skerry.core.messages import PROTOCOL, Hello
 from skerry.core.state import state_of
-from skerry.errors import ModelError, Refusal
+from skerry.errors import ModelError, Refusal, RefusedError
+from skerry.node.peers import Learners
+from skerry.node.syncer import SyncerNode
 from skerry.run import room
 from skerry.run.evaluations import read
-from skerry.run.genesis import FIXED, create_run, open_genesis, read_genesis
+from skerry.run.genesis import FIXED, begin, create_run, open_genesis, read_genesis
 from skerry.shell.repair import make_whole
 from skerry.store import Store
 
@@ -32,7 +40,7 @@ class Whole(nn.Module):
         self.head.weight = self.embed.weight
         self.base = nn.Linear(width, width, dtype=torch.bfloat16).requires_grad_(False)
         self.base_again = self.base
-        self.half = nn.Linear(width, 3, dtype=torch.bfloat16)
+        self.rough = nn.Linear(width, 3, dtype=torch.bfloat16)
         self.norm = nn.BatchNorm1d(width)
         self.register_buffer("mask", torch.eye(3, dtype=torch.bool))
         self.register_buffer("empty", torch.zeros(0, 2))
@@ -40,7 +48,7 @@ class Whole(nn.Module):
 
     def forward(self, tokens):
         x = self.norm(self.embed(tokens))
-        x = x + self.base(x.bfloat16()).float() + self.half(x.bfloat16()).float().sum()
+        x = x + self.base(x.bfloat16()).float() + self.rough(x.bfloat16()).float().sum()
         return self.head(x)
 
 
@@ -82,7 +90,7 @@ def test_every_tensor_lies_in_a_genesis_once(tmp_path):
     found = load_file(tmp_path / "g")
     assert set(model.state_dict()) - set(found) == {"head.weight", "base_again.weight", "base_again.bias"}
     layout, _ = open_genesis(tmp_path / "g")
-    trained = ["embed.weight", "half.bias", "half.weight", "norm.bias", "norm.weight"]
+    trained = ["embed.weight", "norm.bias", "norm.weight", "rough.bias", "rough.weight"]
     assert [tensor.name for tensor in layout.tensors] == trained
 
 
@@ -122,6 +130,73 @@ def test_what_is_not_trained_is_reckoned_with(tmp_path, monkeypatch):
     room.check(tmp_path, Config(), fragments, is_new=True, fixed_bytes=fixed)
     with pytest.raises(Refusal, match=" of disk in "):
         room.check(tmp_path, Config(), fragments, is_new=True, fixed_bytes=fixed + 1)
+
+
+# ------------------------------------------------------------------------------------------ a run
+
+
+def test_of_a_run_comes_a_state_dict_and_who_has_another_base_is_refused(tmp_path, capsys):
+    """Tied, frozen, bfloat16 and BatchNorm in one model; the base of another, with LoRA on it, would spoil the run."""
+    model = Whole()
+    skerry.save_genesis(model, tmp_path / "genesis.safetensors")
+    options = ["--run.steps=40", "--run.learners=1", "--sync.num_fragments=2", "--sync.sync_every=4"]
+    codecs = ["--wire.codec_up=fp32", "--wire.codec_down=fp32"]
+    syncer, address = serve(tmp_path, tmp_path / "genesis.safetensors", *options, *codecs)
+    with syncer:
+        other = Whole()
+        with torch.no_grad():
+            other.base.weight[2, 3] += 1
+        with pytest.raises(RefusedError, match=r"frozen parameter base\.weight has other values .*frozen=.any"):
+            skerry.Learner(other, None, address, name="other")
+        skerry.Learner(other, None, address, name="other", frozen="any").close()
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.01)
+        with skerry.Learner(model, optimizer, address, name="here") as learner:
+            deadline = time.monotonic() + WAIT_S
+            while learner.is_running:
+                assert time.monotonic() < deadline
+                model(torch.arange(7)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                learner.step(tokens=7)
+        assert syncer.wait() == 0, syncer.said
+    assert called(capsys, "export", tmp_path / "run")[0] == 0
+    exported = load_file(tmp_path / "run" / "model.safetensors")
+    first = Whole()
+    assert {name: values.dtype for name, values in exported.items()} == {
+        name: values.dtype for name, values in first.state_dict().items()
+    }
+    first.load_state_dict(exported, strict=True)
+    for (name, ours), theirs in zip(first.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.01, atol=1e-5, msg=name)
+    assert not torch.equal(first.rough.weight, Whole().rough.weight) and torch.equal(
+        first.base.weight, model.base.weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "said", "says"),
+    [
+        ({}, None, ""),
+        ({"a": b"1"}, None, "like a, and the learner says nothing of its own"),
+        ({"a": b"1"}, "any", ""),
+        ({"a": b"1"}, {"a": b"1"}, ""),
+        ({"a": b"1", "b": b"2"}, {"b": b"2"}, "the run's frozen parameter a is missing"),
+        ({"a": b"1"}, {"a": b"1", "c": b"1"}, "the frozen parameter c is not in the run's model"),
+        (None, {"a": b"1"}, ""),  # begun from values alone: nobody knows
+        (None, None, ""),
+    ],
+)
+def test_whose_frozen_parameters_are_taken_in(tmp_path, run, said, says):
+    fixed = tuple(Fixed(name, "F32", (1,), "frozen", digest) for name, digest in (run or {}).items())
+    contents, layout = Contents(fixed=fixed, is_whole=run is not None), layout_of([Tensor("w", (3,))])
+    with Store.open(tmp_path) as store:
+        begin(store, Config(), layout, lambda fragment: np.zeros(fragment.size, np.float32), contents=contents)
+    with Store.open(tmp_path) as store:
+        learners = Learners()
+        learners.node = SyncerNode(store, learners, time.monotonic)
+        hello = Hello(PROTOCOL, "a", "p", 0, encode_layout(layout), layout.digest, said)
+        refused = learners._objection(hello)
+    assert (says in refused.text and refused.is_final) if says else refused is None
 
 
 # ------------------------------------------------------------------------------------------ other forms

@@ -286,7 +286,7 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch,
     skerry.save_genesis(model, genesis)
     _, first = read_genesis(genesis)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in trainable(model).values():
             parameter.add_(1.0)
     frozen = model.frozen.weight.clone()
     options = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import nn
@@ -17,11 +17,13 @@ from torch import nn
 from skerry.adapters.attached import Attached, trainable
 from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
-from skerry.adapters.genesis import embedding_names
+from skerry.adapters.genesis import embedding_names, frozen_digests
 from skerry.adapters.learner import BaseLearner, Options
 from skerry.adapters.precision import Masters, Precision, asked
 from skerry.adapters.ways import Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
+from skerry.core.messages import Frozen
+from skerry.errors import ConfigError
 from skerry.node.cells import Cell
 from skerry.shell.learner import Handover
 
@@ -34,7 +36,8 @@ class Learner(BaseLearner):
     (SKERRY_NODE) in a thread, which takes time from the loop. Its bases and what it has not handed in are on the
     host, or with `state` = "device" (SKERRY_STATE) where the model is, which takes a thread; "auto" is the device
     if it has room. `masters` says where the optimizer has float32 copies of parameters that are bfloat16 or float16: a
-    table, or a function of the parameter.
+    table, or a function of the parameter. Parameters that are not trained must be those that the run began with, else
+    the syncer refuses this learner, by their name; with `frozen` = "any" they are not compared.
 
     `checkpoint` is a file on this machine in which the optimizers' state, the random generators' and that of whatever
     is in `checkpoint_with` (a schedule, a GradScaler, a loader: it has a `state_dict`) is kept every
@@ -52,6 +55,7 @@ class Learner(BaseLearner):
         node: str | None = None,
         state: str | None = None,
         masters: Masters = None,
+        frozen: Literal["same", "any"] = "same",
         checkpoint: str | Path | None = None,
         checkpoint_with: Sequence[Stateful] = (),
         checkpoint_every_s: float = EVERY_S,
@@ -65,6 +69,7 @@ class Learner(BaseLearner):
         self._is_restored = self._checkpoint is not None and self._checkpoint.restore()
         if self._has_syncer:
             parameters = TorchParameters(model, optimizer, masters)
+            parameters.frozen = frozen_of(model, frozen)
             self._join(layout_of_model(model), parameters, *placed(state, node, list(trainable(model).values())))
 
     def step(self, tokens: int, loss: float = 0.0) -> bool:
@@ -102,6 +107,7 @@ class TorchParameters:
         self._precision = Precision(self._attached, masters)
         self._optimizers = optimizers_of(model, optimizer, masters)
         self._ways: dict[torch.device, Way] = {}
+        self.frozen: Frozen = None  # what the syncer is told of the parameters that are not trained
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:
         self._attached.look({slot.name: None for fragment in fragments for slot in fragment.slots})
@@ -188,6 +194,12 @@ class TorchParameters:
             if full is not None and full is not tensor:
                 for (part, _), (master, _) in zip(parts(slot, tensor), parts(slot, full), strict=True):
                     yield part, master
+
+
+def frozen_of(model: nn.Module, word: str) -> Frozen:
+    if word not in ("same", "any"):
+        raise ConfigError(f'frozen = {word!r}: give "same", or "any" to take part with other frozen parameters')
+    return "any" if word == "any" else frozen_digests(model)
 
 
 def layout_of_model(model: nn.Module) -> Layout:

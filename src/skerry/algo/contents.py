@@ -12,8 +12,6 @@ from typing import Literal
 import msgspec
 
 FixedKind = Literal["frozen", "buffer"]
-Frozen = dict[str, bytes] | Literal["any"] | None
-"""What a learner says of its frozen parameters: their digests, that it has whatever it has, or nothing at all."""
 
 
 class Fixed(msgspec.Struct, frozen=True, array_like=True):
@@ -48,13 +46,13 @@ def decode_contents(data: bytes) -> Contents:
     return msgspec.msgpack.decode(data, type=Contents) if data else Contents(is_whole=False)
 
 
-def frozen_difference(ours: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> str:
-    """One phrase about the first frozen parameter, by name, on which learner and run differ; empty if they agree."""
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in theirs:
-            return f"the frozen parameter {name} is not the run's"
-        if name not in ours:
+def frozen_difference(learner: Mapping[str, bytes], run: Mapping[str, bytes]) -> str:
+    """One phrase about the first frozen parameter, by name, on which they differ; empty if they agree."""
+    for name in sorted(learner.keys() | run.keys()):
+        if name not in run:
+            return f"the frozen parameter {name} is not in the run's model"
+        if name not in learner:
             return f"the run's frozen parameter {name} is missing"
-        if ours[name] != theirs[name]:
+        if learner[name] != run[name]:
             return f"the frozen parameter {name} has other values than the run's"
     return ""

@@ -6,12 +6,19 @@ Nothing here knows how a message travels. A field that is added later comes last
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
+
+
+Frozen = dict[str, bytes] | Literal["any"] | None
+"""What a learner says of parameters that it does not train: their digests by name, that it takes them as it has them,
+or nothing, as builds do that know nothing of it."""
 
 
 # ---------------------------------------------------------------------------------------------- learner ->
@@ -26,6 +33,7 @@ class Hello(Struct, frozen=True, tag=True):
     life: int
     layout: bytes  # the model's parameters, encoded; compared by the syncer's node, not by its core
     layout_digest: str
+    frozen: Frozen = None  # which must be the run's
 
 
 class Ask(Struct, frozen=True, tag=True):
