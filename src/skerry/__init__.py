@@ -25,7 +25,8 @@ from skerry.errors import (
 
 if TYPE_CHECKING:
     from skerry.adapters.arrays import ArrayLearner, save_arrays
-    from skerry.adapters.torch import Learner, save_genesis
+    from skerry.adapters.genesis import save_genesis
+    from skerry.adapters.torch import Learner
     from skerry.shell.learner import Handover, Standing
 
 __version__ = "0.3.0"
@@ -56,7 +57,7 @@ _PLACES = {
     "Learner": "skerry.adapters.torch",
     "Standing": "skerry.shell.learner",
     "save_arrays": "skerry.adapters.arrays",
-    "save_genesis": "skerry.adapters.torch",
+    "save_genesis": "skerry.adapters.genesis",
 }
 
 

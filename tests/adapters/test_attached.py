@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from skerry.adapters.attached import MODULES_AT_ONCE, Attached, filled, trainable
+from skerry.adapters.attached import MODULES_AT_ONCE, Attached, filled, trainable, unwrapped
 from skerry.errors import ModelError
 
 
@@ -157,6 +158,48 @@ def test_a_compiled_model_has_the_names_of_the_plain_one():
     assert list(trainable(torch.compile(model))) == names
     model[1] = torch.compile(model[1])
     assert list(trainable(model)) == names and not any("_orig_mod" in name for name in names)
+
+
+class Named(nn.Module):
+    """A submodule that happens to be called as wrappers call theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.parallel.DistributedDataParallel,
+        nn.DataParallel,
+        lambda m: torch.compile(nn.parallel.DistributedDataParallel(m)),
+        lambda m: nn.parallel.DistributedDataParallel(torch.compile(m)),
+        lambda m: nn.DataParallel(nn.DataParallel(m)),
+    ],
+)
+def test_a_wrapped_model_has_the_names_of_the_plain_one(group, wrap):
+    for model in (model_of(), Named()):
+        names = list(trainable(model))
+        wrapped = wrap(model)
+        assert list(trainable(wrapped)) == names
+        assert unwrapped(wrapped) is model
+    assert names[0] == "module.0.weight"
+
+
+def test_a_part_that_is_wrapped_has_its_plain_names():
+    model = Named()
+    names = list(trainable(model))
+    model.module[1] = nn.DataParallel(model.module[1])
+    assert list(trainable(model)) == names
 
 
 def with_parameter(parameter):

@@ -131,7 +131,7 @@ def dropped(house, caplog, caller, message, payload=None):
     caplog.clear()
     assert [type(heard) for heard in caller.say(message, payload)] == [Lost]
     assert not caller.is_in
-    (line,) = [record.getMessage() for record in caplog.records if "dropped a peer" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("dropped ")]
     return line.removeprefix("dropped a peer: ")
 
 

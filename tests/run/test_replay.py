@@ -145,7 +145,7 @@ def test_a_whole_run_replays_to_the_bit(recorded, tmp_path):
     assert report.record == "full" and report.checks > 10 * len(records)
     with Store.open(recorded, readonly=True) as store:
         exported = write_model(store, state_of(store.records), tmp_path / "model.safetensors")
-    assert report.model_sha256 == exported == hashlib.sha256(report.model).hexdigest()
+    assert report.model_sha256 == exported == hashlib.sha256(b"".join(report.model())).hexdigest()
 
 
 @pytest.mark.parametrize("rule", ["nesterov", "delayed"])
@@ -236,7 +236,7 @@ def test_excluding_a_learner_is_merging_again_without_it(recorded, gone):
     mine = [row for c in commits_of(recorded) for row in c.decision.rows if (row.learner, row.fate) == (gone, MERGED)]
 
     assert report.identical and report.excluded is not None
-    found = load(report.model)
+    found = load(b"".join(report.model()))
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
     gone_now = report.excluded
@@ -245,7 +245,7 @@ def test_excluding_a_learner_is_merging_again_without_it(recorded, gone):
     moved = np.sqrt(sum(float(((whole[n] - a).astype(np.float64) ** 2).sum()) for n, a in expected.items()))
     norm = np.sqrt(sum(float((a.astype(np.float64) ** 2).sum()) for a in whole.values()))
     assert gone_now.relative_change == pytest.approx(moved / norm, rel=1e-5) and moved > 0
-    assert gone_now.model_sha256 == hashlib.sha256(report.model).hexdigest() != report.model_sha256
+    assert gone_now.model_sha256 == hashlib.sha256(b"".join(report.model())).hexdigest() != report.model_sha256
     assert "trained on versions that held the work of" in gone_now.note
 
 
@@ -257,7 +257,7 @@ def test_merges_in_which_nobody_is_left_are_skipped(tmp_path):
         genesis = pair.arrays
     report = replayed(tmp_path, exclude="a")
     assert report.excluded.merges_skipped == report.merges > 0 and report.excluded.merges_changed == 0
-    for name, array in load(report.model).items():
+    for name, array in load(b"".join(report.model())).items():
         np.testing.assert_array_equal(array, genesis[name])
 
 
@@ -330,7 +330,7 @@ def test_a_restored_fragment_replays_and_so_does_what_follows(paused, keeps_velo
     assert report.identical, report.first_difference
     with Store.open(paused, readonly=True) as store:
         expected = read_model(store, state_of(store.records))
-    for name, array in load(report.model).items():
+    for name, array in load(b"".join(report.model())).items():
         np.testing.assert_array_equal(array, expected[name])
 
 

@@ -30,7 +30,7 @@ from skerry.wire.frames import (
 )
 from wire.samples import sample
 
-HELLO = sample(Hello, protocol=PROTOCOL, learner="fern", layout=b"layout" * 10)
+HELLO = sample(Hello, protocol=PROTOCOL, learner="fern", layout=b"layout" * 10, frozen={"base.weight": b"digest"})
 REPORT = sample(Report, learner="fern", positions=(FragmentPosition(0, 1, 2, 3), FragmentPosition(1, 2, 3, 4)))
 
 

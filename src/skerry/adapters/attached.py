@@ -8,7 +8,7 @@ modules without parameters that come and go) changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
@@ -20,6 +20,10 @@ from torch.nn.parameter import is_lazy
 from skerry.errors import ModelError
 
 COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module's parameters
+WRAPPED = "module."  # what these put there
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that can be trained; the run works in float32
 
 MODULES_AT_ONCE = 32  # that a boundary looks at: some ten microseconds
 
@@ -42,6 +46,12 @@ class Attached:
     def __getitem__(self, name: str) -> Tensor:
         """The parameter's memory, as it was when it was last looked at."""
         return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def parameter(self, name: str) -> nn.Parameter:
+        return self._named[name]
 
     def look(self, names: Iterable[str]) -> None:
         """Refuse a model of which these parameters, or the modules whose turn it is, are not as they were attached."""
@@ -132,10 +142,35 @@ def _changed(then: tuple[Any, ...], now: tuple[Any, ...]) -> str:
 
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by the names they have where nothing is compiled, each once."""
+    """Parameters by the names they have where nothing is compiled or wrapped, each once."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
-    return {name.replace(COMPILED, ""): parameter for name, parameter in model.named_parameters()}
+    plain = plain_names(model)
+    return {plain(name): parameter for name, parameter in model.named_parameters()}
+
+
+def plain_names(model: nn.Module) -> Callable[[str], str]:
+    """Makes a name in this model that of the plain one: a wrapper's own prefix goes, a submodule's name stays."""
+    paths = [path for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, WRAPPERS)]
+    wrapped = sorted((f"{path}.{WRAPPED}" if path else WRAPPED for path in paths), key=len, reverse=True)
+
+    def plain(name: str) -> str:
+        for prefix in wrapped:  # the innermost first, so that those around it are still found
+            if name.startswith(prefix):
+                name = prefix.removesuffix(WRAPPED) + name.removeprefix(prefix)
+        return name.replace(COMPILED, "")
+
+    return plain
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The plain module in compilers and wrappers around the whole of it."""
+    while True:
+        own = WRAPPED if isinstance(model, WRAPPERS) else COMPILED
+        inner = model._modules.get(own.removesuffix("."))
+        if inner is None:
+            return model
+        model = inner
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -169,8 +204,8 @@ def _unfit(parameter: nn.Parameter) -> str:
     """Why no such parameter can take part, and what helps; empty if it can."""
     if is_lazy(parameter):
         return "has no shape yet: run a batch through the model first"
-    if parameter.dtype != torch.float32:
-        return f"is {parameter.dtype}: keep parameters in torch.float32 and use autocast for speed"
+    if parameter.dtype not in DTYPES:
+        return f"is {parameter.dtype}: keep what is trained in torch.float32, torch.bfloat16 or torch.float16"
     if parameter.layout != torch.strided:
         return f"is {parameter.layout}: keep parameters dense (torch.strided)"
     if not parameter.numel():

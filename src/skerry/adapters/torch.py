@@ -1,28 +1,30 @@
 """PyTorch: `skerry.Learner` around a model and its optimizer.
 
-Parameters are the model's trainable ones, once each (tied weights count once), float32, on one device, and they are the
-same ones until the end (`adapters/attached.py`). How fragments get to and from the device stands in `adapters/ways.py`.
+Parameters are the model's trainable ones, once each (tied weights count once), on one device, and they are the same
+ones until the end (`adapters/attached.py`). The run's values are float32; what a parameter of fewer bits cannot hold of
+them is kept beside it (`adapters/precision.py`). How fragments get to and from the device stands in `adapters/ways.py`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
-from skerry.adapters.attached import Attached, filled, named, trainable
+from skerry.adapters.attached import Attached, trainable
 from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
+from skerry.adapters.genesis import embedding_names, frozen_digests
 from skerry.adapters.learner import BaseLearner, Options
+from skerry.adapters.precision import Masters, Precision, asked
 from skerry.adapters.ways import Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
+from skerry.core.messages import Frozen
+from skerry.errors import ConfigError
 from skerry.node.cells import Cell
-from skerry.run.genesis import METADATA
 from skerry.shell.learner import Handover
 
 
@@ -33,7 +35,9 @@ class Learner(BaseLearner):
     What does not happen at a step boundary happens in a process of its own beside this one, or with `node` = "thread"
     (SKERRY_NODE) in a thread, which takes time from the loop. Its bases and what it has not handed in are on the
     host, or with `state` = "device" (SKERRY_STATE) where the model is, which takes a thread; "auto" is the device
-    if it has room.
+    if it has room. `masters` says where the optimizer has float32 copies of parameters that are bfloat16 or float16: a
+    table, or a function of the parameter. Parameters that are not trained must be those that the run began with, else
+    the syncer refuses this learner, by their name; with `frozen` = "any" they are not compared.
 
     `checkpoint` is a file on this machine in which the optimizers' state, the random generators' and that of whatever
     is in `checkpoint_with` (a schedule, a GradScaler, a loader: it has a `state_dict`) is kept every
@@ -50,6 +54,8 @@ class Learner(BaseLearner):
         *,
         node: str | None = None,
         state: str | None = None,
+        masters: Masters = None,
+        frozen: Literal["same", "any"] = "same",
         checkpoint: str | Path | None = None,
         checkpoint_with: Sequence[Stateful] = (),
         checkpoint_every_s: float = EVERY_S,
@@ -58,11 +64,12 @@ class Learner(BaseLearner):
         super().__init__(syncer, **options)
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None and self._has_syncer:
-            optimizers = optimizers_of(model, optimizer)
+            optimizers = optimizers_of(model, optimizer, masters)
             self._checkpoint = Checkpoint(checkpoint, optimizers, checkpoint_with, checkpoint_every_s)
         self._is_restored = self._checkpoint is not None and self._checkpoint.restore()
         if self._has_syncer:
-            parameters = TorchParameters(model, optimizer)
+            parameters = TorchParameters(model, optimizer, masters)
+            parameters.frozen = frozen_of(model, frozen)
             self._join(layout_of_model(model), parameters, *placed(state, node, list(trainable(model).values())))
 
     def step(self, tokens: int, loss: float = 0.0) -> bool:
@@ -91,11 +98,16 @@ class TorchParameters:
     """Carries a model's parameters, as flat fragments, to and from cells; and its optimizer's state."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        masters: Masters = None,
     ) -> None:
         self._attached = Attached(model)
-        self._optimizers = optimizers_of(model, optimizer)
+        self._precision = Precision(self._attached, masters)
+        self._optimizers = optimizers_of(model, optimizer, masters)
         self._ways: dict[torch.device, Way] = {}
+        self.frozen: Frozen = None  # what the syncer is told of the parameters that are not trained
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:
         self._attached.look({slot.name: None for fragment in fragments for slot in fragment.slots})
@@ -110,33 +122,48 @@ class TorchParameters:
         flat = way.room(cell, fragment.size)
         flat.zero_()  # what lies between tensors too
         parts, views = self._parts(fragment, flat)
-        torch._foreach_copy_(views, parts)
+        if parts:
+            torch._foreach_copy_(views, parts)
+        for part, rest, view in self._rounded_parts(fragment, flat):
+            torch.add(part, rest, out=view)
         way.up(cell, fragment.size, mark)
 
-    @torch.no_grad()
     def add(self, fragment: Fragment, cell: Cell, mark: int) -> None:
-        way = self._way(fragment, cell)
-        parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
-        torch._foreach_add_(parts, views)
-        way.done(cell, mark)
+        self._change(fragment, cell, mark, torch._foreach_add_)
 
-    @torch.no_grad()
     def write(self, fragment: Fragment, cell: Cell, mark: int) -> None:
-        way = self._way(fragment, cell)
-        parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
-        torch._foreach_copy_(parts, views)
-        way.done(cell, mark)
+        self._change(fragment, cell, mark, torch._foreach_copy_)
+
+    def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None:
+        self._change(fragment, cell, mark, lambda parts, views: torch._foreach_lerp_(parts, views, 1 - alpha))
 
     @torch.no_grad()
-    def blend(self, fragment: Fragment, cell: Cell, alpha: float, mark: int) -> None:
+    def _change(
+        self,
+        fragment: Fragment,
+        cell: Cell,
+        mark: int,
+        change: Callable[[list[torch.Tensor], list[torch.Tensor]], object],
+    ) -> None:
+        """In float32, of which each parameter gets what it can hold."""
         way = self._way(fragment, cell)
-        parts, views = self._parts(fragment, way.down(cell, fragment.size, mark))
-        torch._foreach_lerp_(parts, views, 1 - alpha)
+        flat = way.down(cell, fragment.size, mark)
+        parts, views = self._parts(fragment, flat)
+        if parts:
+            change(parts, views)
+        for part, rest, view in self._rounded_parts(fragment, flat):
+            exact = part + rest
+            change([exact], [view])
+            part.copy_(exact)
+            torch.sub(exact, part, out=rest)
+        for part, master in self._mastered_parts(fragment):
+            part.copy_(master)
         way.done(cell, mark)
 
     def reset_optimizer(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.state.clear()
+        with self._precision.kept():
+            for optimizer in self._optimizers:
+                optimizer.state.clear()
 
     def _way(self, fragment: Fragment, cell: Cell) -> Way:
         device = self._attached[fragment.slots[0].name].device
@@ -145,9 +172,34 @@ class TorchParameters:
         return self._ways[device]
 
     def _parts(self, fragment: Fragment, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views of what the fragment holds of the parameters, and of their places in the flat fragment."""
-        pairs = [pair for slot in fragment.slots for pair in parts(slot, self._attached[slot.name])]
+        """Views of what the fragment holds of float32 parameters and masters, and of their places in the flat one."""
+        found = [(slot, self._precision.full(slot.name)) for slot in fragment.slots]
+        pairs = [pair for slot, full in found if full is not None for pair in parts(slot, full)]
         return [part for part, _ in pairs], [flat[at].view(part.shape) for part, at in pairs]
+
+    def _rounded_parts(
+        self, fragment: Fragment, flat: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The same of those that are rounded, with views of their rests."""
+        for slot in fragment.slots if self._precision.has_low else ():
+            if self._precision.full(slot.name) is None:
+                rests = parts(slot, self._precision.rest(slot.name))
+                for (part, at), (rest, _) in zip(parts(slot, self._attached[slot.name]), rests, strict=True):
+                    yield part, rest, flat[at].view(part.shape)
+
+    def _mastered_parts(self, fragment: Fragment) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What the fragment holds of parameters that have masters, and of those."""
+        for slot in fragment.slots if self._precision.has_low else ():
+            tensor, full = self._attached[slot.name], self._precision.full(slot.name)
+            if full is not None and full is not tensor:
+                for (part, _), (master, _) in zip(parts(slot, tensor), parts(slot, full), strict=True):
+                    yield part, master
+
+
+def frozen_of(model: nn.Module, word: str) -> Frozen:
+    if word not in ("same", "any"):
+        raise ConfigError(f'frozen = {word!r}: give "same", or "any" to take part with other frozen parameters')
+    return "any" if word == "any" else frozen_digests(model)
 
 
 def layout_of_model(model: nn.Module) -> Layout:
@@ -158,18 +210,15 @@ def layout_of_model(model: nn.Module) -> Layout:
     )
 
 
-def embedding_names(model: nn.Module) -> set[str]:
-    """Parameters of nn.Embedding modules: those are averaged, not merged by direction."""
-    weights = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    return {name for name, p in named(model).items() if id(p) in weights}
-
-
 def optimizers_of(
-    model: nn.Module, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    model: nn.Module,
+    given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    masters: Masters = None,
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """One, several or none; each has some of the model's parameters."""
+    """One, several or none; each has some of the model's parameters, or of their masters."""
     optimizers = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
-    known = {id(parameter) for parameter in model.parameters()}
+    master_of = asked(masters)
+    known = {id(each) for parameter in model.parameters() for each in (parameter, master_of(parameter))}
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
@@ -181,15 +230,3 @@ def optimizers_of(
                 "model.parameters() of the model that is attached"
             )
     return optimizers
-
-
-def save_genesis(model: nn.Module, path: str | Path) -> None:
-    """Write the model's current values as the first version of a run: `skerry syncer --genesis PATH`."""
-    path = Path(path)
-    arrays = {name: p.detach().cpu().contiguous() for name, p in filled(model).items()}
-    for name, values in arrays.items():
-        if not values.isfinite().all():
-            raise ValueError(f"parameter {name} holds values that are not finite: no run begins with those")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}: make it first")
-    save_file(arrays, str(path), {METADATA: json.dumps({"embeddings": sorted(embedding_names(model))})})

@@ -1,11 +1,16 @@
-"""skerry export: write a run's model as safetensors, loadable without Skerry."""
+"""skerry export: write a run's model as safetensors, loadable without Skerry.
+
+The file has exactly the state_dict that made the genesis, or what another file has (--like). --folder writes it as
+transformers' from_pretrained loads it, --adapter as PEFT loads an adapter.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
@@ -18,8 +23,12 @@ from skerry.run import repair
 from skerry.run.export import part_at, write_model
 from skerry.run.facts import facts_of, read_run
 from skerry.run.last_words import cut_off, state_in
+from skerry.run.outputs import ADAPTER, Output, adapter, files_for, like
 from skerry.run.rollback import kept_version
+from skerry.run.tensors import written
 from skerry.store.store import FILES, RECORD, Store
+
+PT = {"format": "pt"}  # metadata without which transformers loads no safetensors
 
 
 def run(words: Sequence[str]) -> int:
@@ -29,27 +38,60 @@ def run(words: Sequence[str]) -> int:
         "--version", type=cli.whole, metavar="N", help="a kept version (skerry rollback RUN_DIR lists them)"
     )
     parser.add_argument("--out", type=Path, help="default: RUN_DIR/model.safetensors, RUN_DIR/model-N.safetensors")
+    parser.add_argument(
+        "--like", type=Path, metavar="FILE", help="with names, dtypes and order of this safetensors file"
+    )
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="as from_pretrained loads it: model and config.json")
+    parser.add_argument(
+        "--config-from", type=Path, metavar="DIR", help="with --folder: take config.json and tokenizer files from here"
+    )
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="what is trained of a PEFT model, as PEFT loads it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     if overrides:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
-    name = "model.safetensors" if options.version is None else f"model-{options.version}.safetensors"
-    out = options.out or options.run / name
-    record = read_run(options.run, lambda store: _exported(store, out, options.version))
+    form = _form(options)
+    record = read_run(options.run, lambda store: _exported(store, form, options.version))
     cli.tell(record, options.json, _show)
     return 0
 
 
-def _exported(store: Store, out: Path, version: int | None) -> dict[str, Any]:
+class Form(NamedTuple):
+    """Where a model goes, and as what."""
+
+    out: Path
+    like: Path | None = None
+    folder: Path | None = None  # which `out` is in
+    config_from: Path | None = None
+    is_adapter: bool = False
+
+
+def _form(options: argparse.Namespace) -> Form:
+    given = [word for word in ("out", "folder", "adapter") if getattr(options, word) is not None]
+    if len(given) > 1:
+        raise Refusal(f"--{given[0]} and --{given[1]}: both say where to; give one of them")
+    if options.config_from is not None and options.folder is None:
+        raise Refusal("--config-from: goes with --folder")
+    if options.like is not None and options.adapter is not None:
+        raise Refusal("--like and --adapter: both say which tensors there are; give one of them")
+    if options.adapter is not None:
+        return Form(options.adapter / "adapter_model.safetensors", None, options.adapter, None, is_adapter=True)
+    if options.folder is not None:
+        return Form(options.folder / "model.safetensors", options.like, options.folder, options.config_from)
+    name = "model.safetensors" if options.version is None else f"model-{options.version}.safetensors"
+    return Form(options.out or options.run / name, options.like)
+
+
+def _exported(store: Store, form: Form, version: int | None) -> dict[str, Any]:
     state = state_in(store)
     left_out = cut_off(store, state) or store.left_out
     kept = None if version is None else kept_version(state, version)
     try:
-        digest = export(store, state, out, kept)
+        digest = _written(store, state, form, kept)
     except FileDamaged as error:
         raise type(error)(_explain(store, state, kept, error)) from None
     return {
-        "model_path": str(out),
+        "model_path": str(form.out),
         "model_sha256": digest,
         "phase": state.phase,
         "merges": state.merges,
@@ -57,6 +99,31 @@ def _exported(store: Store, out: Path, version: int | None) -> dict[str, Any]:
         "parameters": decode_layout(state.created.layout).param_count,
         "left_out": left_out,
     }
+
+
+def _written(store: Store, state: RunState, form: Form, kept: KeptVersion | None) -> str:
+    outputs, files = None, dict[str, bytes]()
+    if form.like is not None:
+        outputs = like(store.root, state.created, form.like)
+    if form.is_adapter:
+        outputs, text = adapter(store.root, state.created)
+        files[ADAPTER] = text.encode()
+    elif form.folder is not None:
+        files = files_for(state.created, form.config_from)
+    if form.folder is not None:
+        _make_folder(form.folder)
+    digest = export(store, state, form.out, kept, outputs, PT if form.folder is not None else {})
+    for name, data in files.items():
+        with written(form.out.with_name(name)) as file:
+            file.write(data)
+    return digest
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"{folder}: cannot be made ({error.strerror}): name another folder") from None
 
 
 def _show(record: dict[str, Any]) -> None:
@@ -71,8 +138,11 @@ def _explain(store: Store, state: RunState, kept: KeptVersion | None, error: Fil
     """Why there is no model to write, and how there can be one."""
     if kept is not None:
         return f"kept version {kept.number}: {error}, or try skerry syncer --run {store.root} --repair"
+    damage = repair.damaged(store, state)
+    if not damage:  # it is what is not trained, and says so
+        return str(error)
     hint = f", or make it from the record: skerry replay {store.root} --out FILE" if _is_recorded(store, state) else ""
-    return repair.explain(store, state, repair.damaged(store, state)) + hint
+    return repair.explain(store, state, damage) + hint
 
 
 def _is_recorded(store: Store, state: RunState) -> bool:
@@ -86,11 +156,18 @@ def _is_recorded(store: Store, state: RunState) -> bool:
     return len(merges) == state.merges and all(file.is_file() for file in files)
 
 
-def export(store: Store, state: RunState, out: Path, kept: KeptVersion | None = None) -> str:
+def export(
+    store: Store,
+    state: RunState,
+    out: Path,
+    kept: KeptVersion | None = None,
+    outputs: Sequence[Output] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> str:
     """`write_model`, with what the file system says against it in one line."""
     try:
         check_out(store.root, out)
-        return write_model(store, state, out, kept)
+        return write_model(store, state, out, kept, outputs, metadata)
     except (OSError, SafetensorError) as error:
         raise Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None
 

@@ -63,7 +63,7 @@ def _write(out: Path, report: Report) -> None:
         raise Refusal(f"--out {out}: there is no recomputed model to write: {first or why}")
     try:
         with out.open("xb") as file:
-            file.write(report.model)
+            file.writelines(report.model())
     except OSError as error:
         raise Refusal(f"--out {out}: cannot be written ({error.strerror}): name another file") from None
 

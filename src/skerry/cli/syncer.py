@@ -21,7 +21,7 @@ from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
 from skerry.run import last_words, repair, room
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, read_genesis, read_layout
+from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_layout
 from skerry.shell.address import PORT, read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
@@ -216,10 +216,11 @@ def _first(options: argparse.Namespace, overrides: Overrides) -> First:
 
 def _that_fits(root: Path, config: configs.Config, genesis: Path) -> First:
     """Refused before a value is read if this machine cannot hold it."""
-    sync = config.sync
-    split = fragments.split(read_layout(genesis), sync.num_fragments, sync.cut_tensors)
-    room.check(root, config, split, is_new=True)
-    return config, *read_genesis(genesis)
+    layout, values = open_genesis(genesis)
+    split = fragments.split(layout, config.sync.num_fragments, config.sync.cut_tensors)
+    room.check(root, config, split, is_new=True, fixed_bytes=values.fixed_bytes)
+    values.check()
+    return config, layout, values
 
 
 def make_genesis(config: configs.Config, path: Path) -> None:

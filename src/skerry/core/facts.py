@@ -30,6 +30,8 @@ class RunCreated(Struct, frozen=True, tag=True):
     digests: tuple[bytes, ...]  # of its published values
     states: tuple[bytes, ...]  # of its whole state
     thetas: tuple[bytes, ...]  # sha256 of its published values
+    contents: bytes = b""  # what else the model's state_dict holds, encoded (`algo/contents.py`); empty: nobody said
+    fixed: str = ""  # sha256 of the file with what of that is not trained; empty: there is none
 
 
 class EpochStarted(Struct, frozen=True, tag=True):

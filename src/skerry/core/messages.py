@@ -10,7 +10,7 @@ beside what is known already, is looked at in `core/admission.py`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -21,7 +21,8 @@ FULL = -1  # base_version of a publication that needs no base, and of a fragment
 
 COUNT_MAX = 1 << 53  # of anything that is counted
 STEP_S_MIN, STEP_S_MAX = 1e-6, 3600.0  # of a step: quicker ones there are not, and a longer pause is none
-LAYOUT_BYTES_MAX = 8 << 20  # a hundred thousand tensors
+LAYOUT_BYTES_MAX = 8 << 20  # a hundred thousand tensors,
+FROZEN_MAX = 100_000  # also of those that are not trained
 
 Name = Annotated[str, Meta(max_length=256)]  # of a learner: whoever has one that is no name, and no longer, is told so
 Printable = Annotated[str, Meta(max_length=64, pattern=r"\A[\x20-\x7e]*\Z")]
@@ -30,6 +31,11 @@ Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Version = Annotated[int, Meta(ge=FULL, le=COUNT_MAX)]
 Seconds = Annotated[float, Meta(ge=0.0, le=float(COUNT_MAX))]
 StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
+
+
+Frozen = Annotated[dict[str, Digest], Meta(max_length=FROZEN_MAX)] | Literal["any"] | None
+"""What a learner says of parameters that it does not train: their digests by name, that it takes them as it has them,
+or nothing, as builds do that know nothing of it."""
 
 
 # ---------------------------------------------------------------------------------------------- learner ->
@@ -44,6 +50,7 @@ class Hello(Struct, frozen=True, tag=True):
     life: Count
     layout: Annotated[bytes, Meta(max_length=LAYOUT_BYTES_MAX)]  # encoded; compared by the syncer's node
     layout_digest: Printable
+    frozen: Frozen = None  # which must be the run's
 
 
 class Ask(Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from skerry.algo.fragments import Layout
 from skerry.core.events import Ticked
+from skerry.core.messages import Frozen
 from skerry.node.algebra import FLOAT32, LearnerAlgebra
 from skerry.node.cells import Boxes, Lay
 from skerry.node.learner import LearnerNode
@@ -36,9 +37,10 @@ class LearnerDriver:
         lay: Lay,
         algebra: LearnerAlgebra = FLOAT32,
         observer: LearnerObserver = UNWATCHED,
+        frozen: Frozen = None,
     ) -> None:
         self.uplink = Uplink()
-        self.node = LearnerNode(name, layout, self.uplink, process, clock, post, lay, algebra, observer)
+        self.node = LearnerNode(name, layout, self.uplink, process, clock, post, lay, algebra, observer, frozen)
         self.uplink.node = self.node
 
     def take(self, event: WireEvent) -> None:

@@ -50,6 +50,7 @@ from skerry.core.messages import (
     FULL,
     PROTOCOL,
     Contribution,
+    Frozen,
     Hello,
     LearnerMessage,
     Lend,
@@ -113,8 +114,9 @@ class LearnerNode:
         lay: Lay,
         algebra: LearnerAlgebra = FLOAT32,
         observer: LearnerObserver = UNWATCHED,
+        frozen: Frozen = None,
     ) -> None:
-        self.name, self.layout, self.link = name, layout, link
+        self.name, self.layout, self.link, self.frozen = name, layout, link, frozen
         self.process, self.clock, self.algebra, self.observer = process, clock, algebra, observer
         self.machine: LearnerMachine | None = None
         self.config: configs.Config | None = None
@@ -137,7 +139,7 @@ class LearnerNode:
 
     def hello(self, life: int) -> Hello:
         layout = encode_layout(self.layout)
-        return Hello(PROTOCOL, self.name, self.process, life, layout, self.layout.digest)
+        return Hello(PROTOCOL, self.name, self.process, life, layout, self.layout.digest, self.frozen)
 
     def told(self, message: SyncerMessage, payload: Payload | None, payload_s: float = 0.0) -> None:
         """A message of the syncer, with its payload if it is a publication."""

@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from skerry.algo.contents import frozen_difference
 from skerry.algo.fragments import decode_layout, first_difference
 from skerry.core import admission
 from skerry.core.events import Departed, Joined, Linked, PublicationSent, Reported, Unlinked
@@ -42,6 +43,7 @@ from skerry.wire.transport import Endpoint, Lost, Opened, Received, Sent, WireEv
 
 NAME = re.compile(r"[a-z0-9._-]{1,64}")
 TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that will not have a learner at present
+ANY = 'skerry.Learner(frozen="any") takes part with whatever it has'
 
 log = logging.getLogger("skerry.syncer")
 learner_log = logging.getLogger("skerry.learner")
@@ -144,12 +146,27 @@ class Learners:
         if not NAME.fullmatch(hello.learner):
             return f"learner name {hello.learner[:80]!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
         if hello.layout_digest == self.node.layout.digest:
-            return ""
+            return self._other_base(hello)
         try:
             difference = first_difference(decode_layout(hello.layout), self.node.layout) or "their order differs"
         except (msgspec.MsgspecError, ValueError, RecursionError):  # also of a number that is too long to be written
             raise ProtocolError("a hello whose layout cannot be read") from None
         return one_line(f"the model differs from the run's: {difference} (here: the learner, there: the run)")
+
+    def _other_base(self, hello: Hello) -> str:
+        """What the learner trains is right; whether what it does not train is that of the run.
+
+        Whoever says nothing is let in only where nothing is frozen: one wrong base among the learners spoils the work
+        of all, and nobody would see why.
+        """
+        contents, said = self.node.contents, hello.frozen
+        if said == "any" or not contents.is_whole or (said is None and not contents.frozen):
+            return ""
+        if said is None:
+            first = f"the run's model has frozen parameters, like {min(contents.frozen)}"
+            return f"{first}, and the learner says nothing of its own: upgrade Skerry there; {ANY}"
+        difference = frozen_difference(said, contents.frozen)
+        return difference and f"{difference}: load the base that the run began with; {ANY}"
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)

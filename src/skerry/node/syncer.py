@@ -25,6 +25,7 @@ import msgspec
 
 from skerry import config as configs
 from skerry.algo.codecs import Inspection
+from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import Layout, decode_fragments, decode_layout
 from skerry.core.events import (
     Arrived,
@@ -153,6 +154,7 @@ class SyncerNode:
         state = state_of(store.records)
         self.config = configs.decode(state.created.config)
         self.layout: Layout = decode_layout(state.created.layout)
+        self.contents = decode_contents(state.created.contents)
         self.fragments = decode_fragments(state.created.fragments, self.layout)
         self.values = versions.newest(store, state, self.fragments, algebra, threads)
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]

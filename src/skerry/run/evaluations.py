@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy.typing as npt
 
-from skerry.algo.fragments import F32
 from skerry.core.facts import Evaluated
 from skerry.core.state import KeptVersion, RunState, decode_fact
 from skerry.errors import StoreError
@@ -31,7 +31,7 @@ EVALUATIONS = "evaluations.jsonl"
 class Model(NamedTuple):
     """Values by name, and where the run was when it had them."""
 
-    arrays: dict[str, F32]
+    arrays: dict[str, npt.NDArray[Any]]
     versions: tuple[int, ...]  # by fragment
     progress: float
     tokens: int | None  # merged into it, in tokens x fragments; nobody knows of an earlier one
@@ -120,11 +120,11 @@ def _read(store: Store, number: int | None, before_close: bool) -> Model:
     return _about_kept(arrays, kept) if kept is not None else _about(arrays, state, before_close)
 
 
-def _about(arrays: dict[str, F32], state: RunState, before_close: bool) -> Model:
+def _about(arrays: dict[str, npt.NDArray[Any]], state: RunState, before_close: bool) -> Model:
     if before_close:
         return Model(arrays, state.before_close, state.progress, None)
     return Model(arrays, tuple(at.version for at in state.fragments), state.progress, state.ledger.merged)
 
 
-def _about_kept(arrays: dict[str, F32], kept: KeptVersion) -> Model:
+def _about_kept(arrays: dict[str, npt.NDArray[Any]], kept: KeptVersion) -> Model:
     return Model(arrays, kept.versions, kept.progress, None if kept.number else 0)

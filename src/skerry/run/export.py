@@ -1,73 +1,135 @@
 """A run's model out of its directory: named, hashed, and loadable without Skerry.
 
 A fragment at a time: its newest version comes from a checkpoint and the journal (`node/versions.py`), that of a kept
-version is a checkpoint by itself, and it goes to its places in the file. So the header is written here and not by the
-library of safetensors, which wants the whole model at once; the bytes are the same (tested).
+version is a checkpoint by itself, and it goes to its places in the file. What is not trained is copied from the run's
+own file, and must have the digests on the tape. Which tensors the file has is said in `run/outputs.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
+from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
+from skerry.core.facts import RunCreated
 from skerry.core.state import KeptVersion, RunState
+from skerry.errors import FileDamaged
 from skerry.node import versions
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import GENESIS, METADATA
+from skerry.run.genesis import FIXED, GENESIS, METADATA
+from skerry.run.outputs import Output, fixed_file, said_of, ways_out, whole
+from skerry.run.tensors import WIDTHS, Entry, head_of, narrowed, widened, written
 from skerry.store.journal import JOURNAL
 from skerry.store.lock import LOCK, SUPERVISOR
 from skerry.store.store import FILES, RECORD, Store
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 # What a run directory is made of, but for its exported models.
 PARTS = (
-    "tape", JOURNAL, FILES, RECORD, LOCK, SUPERVISOR, GENESIS,
+    "tape", JOURNAL, FILES, RECORD, LOCK, SUPERVISOR, GENESIS, FIXED,
     "status.json", "summary.json", "local.json", "evaluations.jsonl", "logs", "paces",
 )  # fmt: skip
 
 
 def read_model(
     store: Store, state: RunState, before_close: bool = False, kept: KeptVersion | None = None
-) -> dict[str, F32]:
-    """The master values by parameter name; `before_close` gives those before the run's last merge."""
-    arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
+) -> dict[str, npt.NDArray[Any]]:
+    """The whole state_dict: the master values by parameter name, as float32, and what is not trained as it is.
+
+    `before_close` gives those before the run's last merge.
+    """
+    arrays: dict[str, Any] = {
+        t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors
+    }
     for fragment, master in _masters(store, state, state.before_close if before_close else (), kept):
         scatter(fragment, master, arrays)
-    return arrays
+    if state.created.fixed:
+        file = fixed_file(store.root, state.created)
+        arrays |= {name: file.array(name) for name in file.entries}
+    aliases = decode_contents(state.created.contents).aliases
+    return arrays | {alias: arrays[name].copy() for alias, name in aliases.items()}
 
 
-def write_model(store: Store, state: RunState, path: Path, kept: KeptVersion | None = None) -> str:
+def write_model(
+    store: Store,
+    state: RunState,
+    path: Path,
+    kept: KeptVersion | None = None,
+    outputs: Sequence[Output] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> str:
     """Write the master, the newest or a kept one, as one file, whole or not at all; its sha256 in hex.
 
-    It is durable on return. The name that it has until then is this process's own: another may be exporting too.
+    It is durable on return. `outputs` are the tensors that it has, in their order, if that is not the state_dict;
+    `metadata` comes on top of ours.
     """
-    head, places = _header(state, {} if kept is None else {"versions": list(kept.versions), "kept": kept.number})
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w+b") as file:
-            file.write(head)
-            for fragment, master in _masters(store, state, kept=kept):
-                for slot in fragment.slots:
-                    file.seek(len(head) + places[slot.name] + 4 * slot.start)
-                    file.write(master[slot.offset : slot.offset + slot.size].data)
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    return digest
+    wanted = whole(store.root, state.created) if outputs is None else outputs
+    more = {} if kept is None else {"versions": list(kept.versions), "kept": kept.number}
+    head, placed = head_of(
+        (output.entry for output in wanted), {**(metadata or {}), **_about(state, more)}, outputs is not None
+    )
+    places = _by_source(Output(placed[output.entry.name], output.source) for output in wanted)
+    with written(path) as file:
+        file.write(head)
+        for fragment, master in _masters(store, state, kept=kept):
+            for slot in fragment.slots:
+                for entry in places.get(slot.name, ()):
+                    file.seek(len(head) + entry.start + WIDTHS[entry.dtype] * slot.start)
+                    file.write(narrowed(master[slot.offset : slot.offset + slot.size], entry.dtype))
+        for piece in _fixed(store.root, state.created, places):
+            for entry in places[piece.of.name]:
+                values = _as(piece.data, piece.of.dtype, entry.dtype)
+                file.seek(len(head) + entry.start + piece.start * len(values) // len(piece.data))
+                file.write(values)
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Piece(NamedTuple):
+    """Some bytes of a tensor that is not trained, from its byte `start` on."""
+
+    of: Entry
+    start: int
+    data: bytes
+
+
+def _fixed(root: Path, created: RunCreated, names: Container[str]) -> Iterator[Piece]:
+    """What of the run's own file has these names; `FileDamaged` at the end of a tensor that is not as it was."""
+    wanted = [fixed for fixed in decode_contents(created.contents).fixed if fixed.name in names]
+    if not wanted:
+        return
+    file = fixed_file(root, created)
+    for fixed in wanted:
+        digest, start = xxhash.xxh3_128(), 0
+        for data in file.pieces(fixed.name):
+            digest.update(data)
+            yield Piece(file.entries[fixed.name], start, data)
+            start += len(data)
+        if digest.digest() != fixed.digest:
+            raise FileDamaged(f"{root / FIXED}: {fixed.name} is not what was written: {ways_out(root)}")
+
+
+def _as(data: bytes, dtype: str, wanted: str) -> bytes | memoryview:
+    return data if dtype == wanted else narrowed(widened(data, dtype), wanted)
+
+
+def _by_source(outputs: Iterable[Output]) -> dict[str, list[Entry]]:
+    """By the run's tensor, all that it is written as."""
+    found: dict[str, list[Entry]] = {}
+    for entry, source in outputs:
+        found.setdefault(source, []).append(entry)
+    return found
 
 
 def part_at(root: Path, path: Path) -> Path | None:
@@ -85,18 +147,17 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def packed(arrays: Mapping[str, F32], state: RunState, more: Mapping[str, Any] | None = None) -> bytes:
-    """The same file of other values."""
-    head, places = _header(state, more or {})
-    return b"".join([head, *(np.asarray(arrays[name], order="C").tobytes() for name in places)])
+def streamed(root: Path, state: RunState, arrays: Mapping[str, F32], more: Mapping[str, Any]) -> Iterator[Buffer]:
+    """The bytes of the same file of other values."""
+    outputs = {output.entry.name: output.source for output in whole(root, state.created)}
+    head, placed = head_of((output.entry for output in whole(root, state.created)), _about(state, more))
+    yield head
+    for name, entry in placed.items():
+        source = outputs[name]
+        if source in arrays:
+            yield narrowed(np.ravel(arrays[source]), entry.dtype)
+        else:
+            yield from (piece.data for piece in _fixed(root, state.created, {source}))
 
 
 def _masters(
@@ -112,21 +173,13 @@ def _masters(
         yield fragment, values.theta + values.error
 
 
-def _header(state: RunState, more: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
-    """What a safetensors file of this run begins with, and where each tensor lies behind it, in their order."""
-    layout = decode_layout(state.created.layout)
+def _about(state: RunState, more: Mapping[str, Any]) -> dict[str, str]:
+    """Our metadata."""
     about = {
         "run": state.created.run,
         "versions": [f.version for f in state.fragments],
-        "embeddings": [t.name for t in layout.tensors if t.kind == "embedding"],
+        **said_of(state.created),
         **more,
         "config": json.loads(state.created.config),
     }
-    told: dict[str, Any] = {"__metadata__": {METADATA: json.dumps(about)}}
-    places, end = {}, 0
-    for tensor in layout.tensors:
-        places[tensor.name], end = end, end + 4 * tensor.size
-        told[tensor.name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [places[tensor.name], end]}
-    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, places
+    return {METADATA: json.dumps(about)}

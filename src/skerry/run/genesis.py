@@ -1,24 +1,28 @@
 """Genesis: the first values of a run, from a safetensors file, and the record that begins a tape.
 
 The values never come from whoever happens to be alive. What is stored has been looked at, whatever becomes of the file.
+
+A file's metadata, under the one key METADATA, may say what of it is trained (`Said`); where it does not, all of it is.
+The run works on trained tensors in float32. What is not trained is copied, tensor by tensor, to a file of the run's
+own, because an export gives back the whole state_dict.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from skerry import config as configs
+from skerry.algo.contents import Contents, Fixed, encode_contents
 from skerry.algo.fragments import (
     F32,
     Fragment,
@@ -31,33 +35,43 @@ from skerry.algo.fragments import (
     split,
 )
 from skerry.core.facts import RULES, RunCreated
-from skerry.errors import ModelError
+from skerry.errors import DiskFull, ModelError, StoreError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
+from skerry.run.tensors import WIDTHS, Entry, TensorFile, head_of, widened, written
 from skerry.store.journal import JOURNAL
+from skerry.store.lock import NO_ROOM
 from skerry.store.store import RECORD, Store
 
 AT_ONCE = 1 << 22  # values that are looked at together
 GENESIS = "genesis.safetensors"  # in the directory of a local run
+FIXED = "fixed.safetensors"  # in the directory of any run whose model has what is not trained
 Show = Callable[[int, int], None]  # (fragments written, of how many)
-METADATA = "skerry"  # the one metadata key of our safetensors; several would be written in random order
+METADATA = "skerry"  # the one metadata key of our safetensors; the library writes several in random order
+
+UNSAID = Contents(is_whole=False)  # of values alone
 
 log = logging.getLogger("skerry.store")
 
 
-class GenesisFile(Mapping[str, F32]):
-    """The tensors of a safetensors file, which stay there until they are asked for.
+class Said(msgspec.Struct, frozen=True):
+    """What a file's metadata says of its tensors; those that are neither trained nor buffers are frozen parameters."""
 
-    It is read and never mapped: a file that somebody cuts short would end this process. What is given out is finite,
-    and the file was not written to since it was opened, or `ModelError` is raised.
+    embeddings: set[str]
+    trained: set[str] | None = None  # None: all of them
+    buffers: set[str] = set()
+    aliases: dict[str, str] = {}  # further names; the file may have a copy under them
+    files: dict[str, str] = {}
+
+
+class GenesisFile(Mapping[str, F32]):
+    """The trained tensors of a safetensors file, as float32, which stay there until they are asked for.
+
+    What is given out is finite, or `ModelError` is raised.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
-        self.path, self.layout = path, layout
-        self._file = path.open("rb")
-        self._first = self._stamp()
-        begins = 8 + int.from_bytes(self._read(0, 8), "little")
-        told = json.loads(self._read(8, begins - 8))
-        self._places = {tensor.name: begins + told[tensor.name]["data_offsets"][0] for tensor in layout.tensors}
+    def __init__(self, file: TensorFile, layout: Layout, contents: Contents) -> None:
+        self.path, self.layout, self.contents = file.path, layout, contents
+        self._file = file
         self._shapes = {tensor.name: tensor.shape for tensor in layout.tensors}
 
     def __getitem__(self, name: str) -> F32:
@@ -65,10 +79,10 @@ class GenesisFile(Mapping[str, F32]):
         return self._values(name, 0, math.prod(shape)).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._shapes)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._shapes)
 
     def fragment(self, fragment: Fragment) -> F32:
         """What the fragment holds, as one flat vector with zeros between the slots."""
@@ -78,29 +92,48 @@ class GenesisFile(Mapping[str, F32]):
         return flat
 
     def check(self) -> None:
-        """Go through all of it, a piece at a time."""
+        """Go through all that is trained, a piece at a time."""
         for name, shape in self._shapes.items():
             count = math.prod(shape)
             for start in range(0, count, AT_ONCE):
                 self._values(name, start, min(AT_ONCE, count - start))
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Of what is not trained."""
+        return sum(entry.size for entry in self._fixed)
+
+    def keep_fixed(self, path: Path) -> tuple[Contents, str]:
+        """Copy what is not trained to this file; what there is, with its digests, and the file's sha256 in hex."""
+        if not self.contents.fixed:
+            path.unlink(missing_ok=True)  # of a creation that was broken off
+            return self.contents, ""
+        digests, (head, placed) = {}, head_of(self._fixed, {})
+        sha256 = hashlib.sha256(head)
+        with written(path) as file:
+            file.write(head)
+            for name in placed:
+                digest = xxhash.xxh3_128()
+                for piece in self._file.pieces(name):
+                    file.write(piece)
+                    sha256.update(piece)
+                    digest.update(piece)
+                digests[name] = digest.digest()
+        known = tuple(replace(fixed, digest=digests[fixed.name]) for fixed in self.contents.fixed)
+        return replace(self.contents, fixed=known), sha256.hexdigest()
+
+    @property
+    def _fixed(self) -> list[Entry]:
+        return [self._file.entries[fixed.name] for fixed in self.contents.fixed]
+
     def _values(self, name: str, start: int, count: int) -> F32:
         """So many values of a tensor, from this one on."""
-        values = np.frombuffer(self._read(self._places[name] + 4 * start, 4 * count), np.float32)
+        dtype = self._file.entries[name].dtype
+        width = WIDTHS[dtype]
+        values = widened(self._file.read(name, width * start, width * count), dtype)
         if not np.isfinite(values).all():
             raise ModelError(f"{self.path}: parameter {name} holds values that are not finite")
         return values
-
-    def _read(self, start: int, size: int) -> bytes:
-        self._file.seek(start)
-        data = self._file.read(size)
-        if len(data) < size or self._stamp() != self._first:
-            raise ModelError(f"{self.path}: was changed while it was read: begin again when nobody writes to it")
-        return data
-
-    def _stamp(self) -> tuple[int, int]:
-        about = os.fstat(self._file.fileno())
-        return about.st_size, about.st_mtime_ns
 
 
 def read_genesis(path: Path) -> tuple[Layout, GenesisFile]:
@@ -112,44 +145,72 @@ def read_genesis(path: Path) -> tuple[Layout, GenesisFile]:
 
 def open_genesis(path: Path) -> tuple[Layout, GenesisFile]:
     """The same by its header alone: values are looked at when they are asked for."""
-    with _opened(path) as file:
-        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-        layout = _layout(path, file, {name: tuple(file.get_slice(name).get_shape()) for name in kinds})
-    for name, kind in kinds.items():
-        if kind != "F32":
-            raise ModelError(f"{path}: parameter {name} is {kind}; a genesis holds float32 (F32)")
-    return layout, GenesisFile(path, layout)
+    file = opened(path)
+    said = _said(file)
+    trained, contents = _sorted_out(file, said)
+    for entry in trained:
+        if entry.dtype not in WIDTHS:
+            raise ModelError(
+                f"{path}: parameter {entry.name} is {entry.dtype}; a genesis holds float32, bfloat16 or float16 "
+                f"({', '.join(WIDTHS)})"
+            )
+    return (layout := _layout(path, said, trained)), GenesisFile(file, layout, contents)
 
 
 def read_layout(path: Path) -> Layout:
     """The layout of a genesis file alone, from its header."""
-    with _opened(path) as file:
-        return _layout(path, file, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    file = opened(path)
+    said = _said(file)
+    return _layout(path, said, _sorted_out(file, said)[0])
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> TensorFile:
+    """A safetensors file; what is none is refused."""
     if path.is_dir():
         raise ModelError(f"{path}: is a directory; name the safetensors file in it")
     try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
+        with safe_open(path, framework="numpy"):  # which looks at the whole header
+            return TensorFile(path)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; write one with skerry.save_genesis(model, path)") from None
     except (OSError, SafetensorError, TypeError) as error:
         raise ModelError(f"{path}: is not a readable safetensors file ({error})") from None
 
 
-def _layout(path: Path, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+def _said(file: TensorFile) -> Said | None:
+    said = file.metadata.get(METADATA)
+    try:
+        return msgspec.json.decode(said, type=Said) if said else None
+    except msgspec.DecodeError:
+        raise ModelError(f"{file.path}: its metadata {METADATA!r} names no embeddings: leave it out") from None
+
+
+def _sorted_out(file: TensorFile, said: Said | None) -> tuple[list[Entry], Contents]:
+    """What of the file is trained, and all else there is to know of it."""
+    if said is None or said.trained is None:
+        return (every := list(file.entries.values())), Contents(_dtypes(every), is_whole=False)
+    for name in [*sorted(said.trained), *said.aliases.values()]:
+        if name not in file.entries:
+            raise ModelError(f"{file.path}: its metadata {METADATA!r} names {name}, which is not in it")
+    trained = [entry for entry in file.entries.values() if entry.name in said.trained]
+    fixed = tuple(
+        Fixed(entry.name, entry.dtype, entry.shape, "buffer" if entry.name in said.buffers else "frozen")
+        for entry in file.entries.values()
+        if entry.name not in said.trained and entry.name not in said.aliases
+    )
+    return trained, Contents(_dtypes(trained), said.aliases, fixed, said.files)
+
+
+def _dtypes(trained: list[Entry]) -> dict[str, str]:
+    return {entry.name: entry.dtype for entry in trained if entry.dtype != "F32"}
+
+
+def _layout(path: Path, said: Said | None, trained: list[Entry]) -> Layout:
     """Embeddings by the file's metadata, else by 'emb' in the name."""
-    said = (file.metadata() or {}).get(METADATA)
+    names = {entry.name for entry in trained}
+    embeddings = {name for name in names if "emb" in name.lower()} if said is None else said.embeddings
     try:
-        named = set(json.loads(said)["embeddings"]) if said else None
-    except (ValueError, KeyError, TypeError):
-        raise ModelError(f"{path}: its metadata {METADATA!r} names no embeddings: leave it out") from None
-    embeddings = {name for name in shapes if "emb" in name.lower()} if named is None else named
-    try:
-        return layout_of(Tensor(n, dims, "embedding" if n in embeddings else "other") for n, dims in shapes.items())
+        return layout_of(Tensor(e.name, e.shape, "embedding" if e.name in embeddings else "other") for e in trained)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from None
 
@@ -159,7 +220,7 @@ def is_from(path: Path, layout: Layout, created: RunCreated) -> bool:
     about = zip(decode_fragments(created.fragments, layout), created.thetas, strict=True)
     fragment, theta = min(about, key=lambda each: each[0].size)
     try:
-        return FLOAT32.sha256(GenesisFile(path, layout).fragment(fragment)) == theta
+        return FLOAT32.sha256(open_genesis(path)[1].fragment(fragment)) == theta
     except ModelError:  # values that no run begins with
         return False
 
@@ -171,7 +232,12 @@ def create_run(
     was_run = any(any((store.root / folder).iterdir()) for folder in (JOURNAL, RECORD))  # and has lost its tape
     if not was_run and (stale := store.collect(())):
         log.info("%s: removed %d files of a creation that was broken off", store.root, stale)
-    return begin(store, config, layout, first.fragment, show=show)
+    try:
+        contents, fixed = first.keep_fixed(store.root / FIXED)
+    except OSError as error:
+        kind = DiskFull if error.errno in NO_ROOM else StoreError
+        raise kind(f"{store.root / FIXED}: cannot be written ({error.strerror}): free space and restart") from None
+    return begin(store, config, layout, first.fragment, show=show, contents=contents, fixed=fixed)
 
 
 def begin(
@@ -181,8 +247,13 @@ def begin(
     first: Callable[[Fragment], Array],
     algebra: Algebra = FLOAT32,
     show: Show = lambda done, total: None,
+    contents: Contents = UNSAID,
+    fixed: str = "",
 ) -> RunCreated:
-    """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape."""
+    """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape.
+
+    `contents` is what else the model has, of which `fixed`, by its sha256, lies in the run's directory.
+    """
     fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
     files, digests, states, thetas = [], [], [], []
     for theta in map(first, fragments):
@@ -203,6 +274,8 @@ def begin(
         digests=tuple(digests),
         states=tuple(states),
         thetas=tuple(thetas),
+        contents=encode_contents(contents),
+        fixed=fixed,
     )
     store.commit([msgspec.msgpack.encode(fact)], files)
     return fact

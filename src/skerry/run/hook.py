@@ -1,8 +1,9 @@
 """A function of somebody else's that says what a model is worth: found by name, called, and its answer understood.
 
-It is handed the model as {name: numpy array}, float32, each array its own to keep or change, and returns a number or
-{name: number}. What goes wrong in it is its author's: the error says so and carries theirs as its cause. What it prints
-goes to stderr, because stdout is for the answer.
+It is handed the model as {name: numpy array}, each array its own to keep or change, and returns a number or
+{name: number}. What is trained is float32; what is not has its own type, bfloat16 as float32. What goes wrong in it is
+its author's: the error says so and carries theirs as its cause. What it prints goes to stderr, because stdout is for
+the answer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skerry.algo.fragments import F32
+import numpy.typing as npt
+
 from skerry.errors import HookFailed
 
-Hook = Callable[[dict[str, F32]], Any]
+Hook = Callable[[dict[str, npt.NDArray[Any]]], Any]
 NUMBER = "value"  # what a number by itself is called
 
 
@@ -41,7 +43,7 @@ def find(name: str) -> Hook:
     return hook  # type: ignore[no-any-return]
 
 
-def ask(hook: Hook, name: str, arrays: dict[str, F32]) -> dict[str, float]:
+def ask(hook: Hook, name: str, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, float]:
     """What it says of this model."""
     try:
         with contextlib.redirect_stdout(sys.stderr):

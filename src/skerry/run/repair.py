@@ -11,6 +11,7 @@ said, and stops nothing. What a function returns is a fact to commit; its file i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,8 @@ from skerry.errors import FileDamaged, ModelError, TapeDamaged
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Payload, Values
 from skerry.run.facts import facts_of, fragments_of, history_of
-from skerry.run.genesis import GENESIS, open_genesis
+from skerry.run.genesis import FIXED, GENESIS, open_genesis
+from skerry.run.outputs import ways_out as fixed_ways_out
 from skerry.run.replay import Different, held_of
 from skerry.store.journal import Place
 from skerry.store.store import Store
@@ -99,7 +101,7 @@ def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> in
 
     `genesis` is a file that may have the run's first values.
     """
-    count = _look_at_tape(store)
+    count = _look_at_tape(store) + _look_at_fixed(store, state, genesis)
     for fragment in fragments_of(state.created):
         for checkpoint in _files(state, fragment):
             if flaw := _flaw(store, fragment, checkpoint):
@@ -124,6 +126,30 @@ def _look_at_tape(store: Store) -> int:
         log.warning("repair: tape: %s; the run goes on without it, replay cannot", error)
         return 1
     return 0
+
+
+def _look_at_fixed(store: Store, state: RunState, genesis: Path | None) -> int:
+    """1 if what is not trained is damaged: the run goes on without it, but its model cannot be exported whole."""
+    path, sha256 = store.root / FIXED, state.created.fixed
+    if not sha256 or _sha256(path) == sha256:
+        return 0
+    if genesis is not None and genesis.exists():
+        anew = path.with_name(f"{FIXED}.anew")
+        with contextlib.suppress(ModelError):
+            is_same = open_genesis(genesis)[1].keep_fixed(anew)[1] == sha256
+            anew.replace(path) if is_same else anew.unlink(missing_ok=True)
+            if is_same:
+                return 1
+    log.warning("repair: what is not trained: %s is damaged or missing: %s", path, fixed_ways_out(store.root))
+    return 1
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _role(state: RunState, checkpoint: Checkpoint) -> str:

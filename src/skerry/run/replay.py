@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -30,11 +32,14 @@ from skerry.errors import FileDamaged, ReplayError, TapeDamaged, TapeUnknown
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Merged, Values
 from skerry.node.syncer import ABS_MAX
-from skerry.run.export import packed
+from skerry.run.export import streamed
 from skerry.run.facts import first_segment, fragments_of, history_of
 from skerry.run.last_words import lacking, last_words, no_run
 from skerry.store.store import RECORD, Store
 from skerry.store.tape import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 Show = Callable[[int, int], None]  # (merges done, merges on the tape when it was opened)
 
@@ -68,7 +73,7 @@ class Report:
     begins: str = ""  # one line on where a pruned tape begins, and what can be done from there
     model_sha256: str | None = None  # of the recomputed model, as export writes it
     left_out: str = ""  # one line on bytes behind the last whole commit: a crash leaves such, it is no violation
-    model: bytes = b""  # that file; without the excluded learner where one is
+    model: Callable[[], Iterable[Buffer]] | None = None  # that file's bytes; without the excluded learner where one is
     excluded: Excluded | None = None
 
     @property
@@ -357,20 +362,27 @@ class _Walk:
     def sum_up(self, report: Report, state: RunState) -> None:
         whole = self._lines[0].masters
         report.model = self._safetensors(whole, state)
-        report.model_sha256 = hashlib.sha256(report.model).hexdigest()
+        report.model_sha256 = _sha256(report.model())
         if self._excluded is not None:
             report.excluded = gone = self._excluded
             gone.tokens = self._tokens / len(self._fragments)
             rest = self._lines[1].masters
             gone.relative_change = _norm([b - a for a, b in zip(whole, rest, strict=True)]) / (_norm(whole) or 1.0)
             report.model = self._safetensors(rest, state, gone.learner if gone.contributions else "")
-            gone.model_sha256 = hashlib.sha256(report.model).hexdigest()
+            gone.model_sha256 = _sha256(report.model())
 
-    def _safetensors(self, masters: list[F32], state: RunState, without: str = "") -> bytes:
+    def _safetensors(self, masters: list[F32], state: RunState, without: str = "") -> Callable[[], Iterable[Buffer]]:
         arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
         for fragment, master in zip(self._fragments, masters, strict=True):
             scatter(fragment, master, arrays)
-        return packed(arrays, state, {"without": without} if without else {})
+        return partial(streamed, self._store.root, state, arrays, {"without": without} if without else {})
+
+
+def _sha256(pieces: Iterable[Buffer]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _gone_back_to(store: Store) -> set[tuple[int, int]]:

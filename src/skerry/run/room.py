@@ -3,8 +3,9 @@
 Memory: three float32 a parameter, the newest deltas for learners a few versions behind, and what merges work in. Disk:
 the first version, two checkpoints of each fragment and one that is being written, and the deltas since the older of the
 two, and the versions of the whole model that are kept by shares of the budget. What `store.record = "full"` keeps, and
-versions that are kept by their number, grow with the run: a budget of steps tells by how much. Contributions on their
-way and the tape come on top. While a run is served its disk is watched (`DiskWatch`), for others may fill it too.
+versions that are kept by their number, grow with the run: a budget of steps tells by how much. What of the model is not
+trained lies there once, as it came. Contributions on their way and the tape come on top. While a run is served its disk
+is watched (`DiskWatch`), for others may fill it too.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def _a_version(sizes: Sequence[int], config: Config) -> dict[str, float]:
     }
 
 
-def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: bool) -> None:
-    """Refuse a model that this machine cannot hold, with the numbers."""
+def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: bool, fixed_bytes: int = 0) -> None:
+    """Refuse a model that this machine cannot hold, with the numbers; `fixed_bytes` of it are not trained."""
     sizes = [fragment.size for fragment in fragments]
     # without what lies between the tensors in a fragment
     what = f"a model of {sum(slot.size for fragment in fragments for slot in fragment.slots):,} parameters"
@@ -111,9 +112,9 @@ def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: boo
         raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
     if not is_new:
         return
-    needed, free = _on_disk(sizes, config), free_disk(root)
+    needed, free = _on_disk(sizes, config) + fixed_bytes, free_disk(root)
     if needed > free:
-        less = _less(config, sizes, free)
+        less = _less(config, sizes, free - fixed_bytes)
         raise Refusal(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
     if not config.run.steps and (more := round(MERGES * sum(_a_version(sizes, config).values()) / len(sizes))):
         grows = f"records and kept versions grow by up to {size(more)} with {MERGES:,} merges"

@@ -27,7 +27,7 @@ import msgspec
 from skerry import config as configs
 from skerry.algo.fragments import Layout
 from skerry.core.learner import patience_s
-from skerry.core.messages import Answer, Ask, Message, Refused
+from skerry.core.messages import Answer, Ask, Frozen, Message, Refused
 from skerry.core.vocabulary import WayOut
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
@@ -130,7 +130,8 @@ class LearnerShell:
         is_wanted: Callable[[], bool] = lambda: True,
         others: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        self._who, self._carrier, self._node = Who(name, "", layout, host, port, token, others), carrier, node
+        frozen: Frozen = getattr(carrier, "frozen", None)  # only a model that knows what it does not train says so
+        self._who, self._carrier, self._node = Who(name, "", layout, host, port, token, others, frozen), carrier, node
         self.home, self._is_wanted = home, is_wanted
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0

@@ -13,7 +13,7 @@ import msgspec
 
 from skerry.algo import COMPILING, Use
 from skerry.algo.fragments import Layout
-from skerry.core.messages import Welcome
+from skerry.core.messages import Frozen, Welcome
 from skerry.node.driver import LearnerDriver
 from skerry.node.mailbox import Mailbox
 from skerry.shell.home import Home
@@ -40,6 +40,7 @@ class Who(msgspec.Struct, frozen=True):
     port: int
     token: bytes | None
     others: tuple[tuple[str, int], ...] = ()  # where it may be too
+    frozen: Frozen = None  # what it says of the parameters that it does not train
 
     @property
     def address(self) -> str:
@@ -76,7 +77,9 @@ class NodeLoop:
     def __init__(self, who: Who, post: Mailbox, home: Home) -> None:
         self.inbox = Inbox(INBOX_MAX)
         self.home = home
-        self.driver = LearnerDriver(who.name, who.layout, who.process, time.monotonic, post, home.lay, home.algebra)
+        self.driver = LearnerDriver(
+            who.name, who.layout, who.process, time.monotonic, post, home.lay, home.algebra, frozen=who.frozen
+        )
         uplink = self.driver.uplink
         where = (who.host, who.port, who.token)
         self.client = uplink.endpoint = Client(

@@ -31,7 +31,7 @@ def check_room(run_dir: Path, config: configs.Config, is_new: bool) -> None:
 
 def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn.Module) -> None:
     """The run's directory with its first versions, made here because the model is at hand."""
-    from skerry.adapters.torch import save_genesis
+    from skerry.adapters.genesis import save_genesis
 
     with Store.open(run_dir) as store:
         genesis = run_dir / GENESIS

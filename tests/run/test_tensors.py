@@ -1,0 +1,52 @@
+"""safetensors by the piece: the library's own bytes, and numbers rounded as torch rounds them."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from skerry.run.tensors import Entry, TensorFile, head_of, narrowed, widened, written
+
+ODD = {
+    "b": torch.tensor([True, False, True]),
+    "count": torch.tensor(3),
+    "w.half": torch.arange(7, dtype=torch.float16),
+    "w.brain": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    "a.full": torch.arange(4, dtype=torch.float32),
+    "z.full": torch.ones(2, 1),
+    "byte": torch.zeros(5, dtype=torch.uint8),
+    "none": torch.zeros(0, 3),
+}
+
+
+@pytest.mark.parametrize("metadata", [{}, {"skerry": "ä"}])
+def test_a_file_by_the_piece_has_the_bytes_that_the_library_writes(tmp_path, metadata):
+    save_file(ODD, tmp_path / "theirs", metadata or None)
+    theirs = TensorFile(tmp_path / "theirs")
+    assert theirs.metadata == metadata
+    entries = [Entry(e.name, e.dtype, e.shape, e.size) for e in reversed(theirs.entries.values())]
+    head, placed = head_of(entries, metadata)
+    with written(tmp_path / "ours") as file:
+        file.write(head)
+        for name in placed:
+            file.writelines(theirs.pieces(name))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    for name, values in ODD.items():
+        np.testing.assert_array_equal(theirs.array(name), values.float() if values.is_floating_point() else values)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("BF16", torch.bfloat16), ("F16", torch.float16), ("F32", torch.float32)])
+def test_numbers_are_rounded_as_torch_does_it(dtype, kind):
+    draw = np.random.default_rng(0)
+    values = np.concatenate(
+        [
+            draw.normal(size=5000).astype(np.float32),
+            draw.integers(0, 1 << 30, 5000, np.uint32).view(np.float32),  # of every size, half-way cases among them
+            np.array([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 3e38, -70000.0, 1e-8], np.float32),
+            (np.arange(1000, dtype=np.uint32) * 0x8000 + 0x3F800000).view(np.float32),
+        ]
+    )
+    ours = np.frombuffer(narrowed(values, dtype), np.uint8)
+    theirs = torch.from_numpy(values).to(kind)
+    np.testing.assert_array_equal(ours, theirs.view(torch.uint8).numpy())
+    np.testing.assert_array_equal(widened(ours.tobytes(), dtype), theirs.float().numpy())
