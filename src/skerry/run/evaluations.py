@@ -23,6 +23,7 @@ from skerry.run import last_words
 from skerry.run.export import read_model
 from skerry.run.facts import read_run
 from skerry.run.rollback import kept_version
+from skerry.store.files import put_in_place
 from skerry.store.store import Store
 
 EVALUATIONS = "evaluations.jsonl"
@@ -61,9 +62,8 @@ def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
 
 def keep(root: Path, found: Evaluated) -> None:
     """Until it can be put on the tape; the file is replaced in one go, so that none is ever broken off."""
-    temporary = root / f"{EVALUATIONS}.tmp"
-    temporary.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in [*waiting(root), found]))
-    temporary.replace(root / EVALUATIONS)
+    lines = [msgspec.json.encode(one) + b"\n" for one in [*waiting(root), found]]
+    put_in_place(root / EVALUATIONS, b"".join(lines))
 
 
 def waiting(root: Path) -> list[Evaluated]:

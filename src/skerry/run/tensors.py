@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from skerry.algo.fragments import F32
 from skerry.errors import ModelError
+from skerry.store.files import fresh
 
 # As the library orders them in a file, which keeps what follows aligned.
 ORDER = (
@@ -132,7 +133,7 @@ def written(path: Path) -> Iterator[BufferedRandom]:
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w+b") as file:
+        with fresh(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -26,6 +26,7 @@ from skerry.node.turns import LINE_MAX, SyncerDriver
 from skerry.run import evaluations
 from skerry.run.room import DiskWatch
 from skerry.shell.workers import Workers
+from skerry.store.files import put_in_place
 from skerry.store.store import Store
 from skerry.text import size
 from skerry.wire.tcp import Server
@@ -175,6 +176,4 @@ def _allow_files() -> None:
 
 
 def write_json(path: Path, record: object) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(msgspec.json.encode(record))
-    temporary.replace(path)
+    put_in_place(path, msgspec.json.encode(record))

@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedRandom
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -255,3 +256,18 @@ def _naming(name: str) -> Iterator[None]:
     except OSError as error:
         error.filename, error.filename2 = name, None
         raise
+
+
+def fresh(path: Path) -> BufferedRandom:
+    """A file that was not there: what lies at the name is removed first, and a link that is put there is not followed."""
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "w+b")
+
+
+def put_in_place(path: Path, data: bytes) -> None:
+    """Small things that people and programs look at: whoever reads finds all of the last or all of this."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with fresh(temporary) as file:
+        file.write(data)
+    temporary.replace(path)
