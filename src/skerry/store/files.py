@@ -259,7 +259,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def fresh(path: Path) -> BufferedRandom:
-    """A file that was not there: what lies at the name is removed first, and a link that is put there is not followed."""
+    """A file that was not there: what lies at the name is removed first, and a link that comes there not followed."""
     path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return open(os.open(path, flags, 0o666), "w+b")
