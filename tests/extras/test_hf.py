@@ -113,6 +113,7 @@ def test_the_schedule_is_drawn_over_the_run_however_many_steps_the_trainer_may_t
     assert rates.seen[-1][1] < 0.05, "and it has fallen"
     logged = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
     assert logged[-1] == pytest.approx(rates.seen[-1][1]), "as the Trainer logs it"
+    assert trainer.lr_scheduler.lr_lambdas[0](0) == 1.0, "the schedule is left as it was"
 
 
 def test_what_cannot_be_is_refused_in_a_line(tmp_path):

@@ -10,14 +10,14 @@ batch's shape is known without, and a loss is passed on where the Trainer has lo
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from skerry.adapters.torch import Learner
@@ -37,7 +37,7 @@ class Callback(TrainerCallback):
         self.learner: Learner | None = None
         self._life = ExitStack()
         self._syncer, self._follow_rate, self._options = syncer, follow_rate, options
-        self._tokens = Tokens()
+        self._tokens: Tokens | None = None
         self._loss = 0.0
 
     def on_train_begin(
@@ -51,25 +51,22 @@ class Callback(TrainerCallback):
         lr_scheduler: Any,
         **_: Any,
     ) -> None:
-        self._leave()  # a Trainer that looks for a batch size that fits begins anew
+        self._life.close()  # a Trainer that looks for a batch size that fits begins anew
         options = self._options
         if args.world_size > 1:  # the Trainer has wrapped the model, and shows it without
             options = {"group": dist.group.WORLD, **options}
-        self.learner = self._life.enter_context(Learner(model, optimizer, self._syncer, **options))
-        self._tokens.begin(model, state)
-        if not self._is_in_run:
-            return
-        try:
-            if args.load_best_model_at_end:
+        with ExitStack() as life:
+            self.learner = life.enter_context(Learner(model, optimizer, self._syncer, **options))
+            self._tokens = Tokens(model, state)
+            life.callback(self._tokens.end)
+            if self._is_in_run and args.load_best_model_at_end:
                 raise ValueError(
                     "load_best_model_at_end would hand an earlier model of this machine to the run as its last work: "
                     "turn it off, and take the run's model from skerry export"
                 )
-            if self._follow_rate:
-                follow(lr_scheduler, self.learner, state.max_steps)
-        except ValueError:
-            self._leave()
-            raise
+            if self._is_in_run and self._follow_rate:
+                life.enter_context(followed(lr_scheduler, self.learner, state.max_steps))
+            self._life = life.pop_all()
 
     def on_step_end(
         self,
@@ -80,7 +77,7 @@ class Callback(TrainerCallback):
         optimizer: torch.optim.Optimizer,
         **_: Any,
     ) -> None:
-        assert self.learner is not None
+        assert self.learner is not None and self._tokens is not None
         tokens = self._tokens.of_step(state, args.world_size)
         if self._is_in_run and not tokens:
             raise ValueError(
@@ -104,15 +101,11 @@ class Callback(TrainerCallback):
         self._loss = logs.get("loss", self._loss)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._leave()
+        self._life.close()
 
     @property
     def _is_in_run(self) -> bool:
         return self.learner is not None and self.learner.config is not None
-
-    def _leave(self) -> None:
-        self._tokens.end()
-        self._life.close()
 
 
 class Tokens:
@@ -122,21 +115,11 @@ class Tokens:
     (`include_num_input_tokens_seen`, "non_padding" too) has waited already, and is believed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, state: TrainerState) -> None:
+        self.name = getattr(model, "main_input_name", "input_ids")
         self._batches: list[int] = []  # since the last step
-        self._seen = 0  # by the Trainer's own count
-        self.name = "input_ids"  # of the main input
-        self._hook: RemovableHandle | None = None
-
-    def begin(self, model: nn.Module, state: TrainerState) -> None:
-        self._batches, self._seen = [], state.num_input_tokens_seen
-        self.name = getattr(model, "main_input_name", self.name)
-        self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def end(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._seen = state.num_input_tokens_seen  # by the Trainer
+        self.end = model.register_forward_pre_hook(self._count, with_kwargs=True).remove
 
     def of_step(self, state: TrainerState, ranks: int) -> int:
         """Of this process: the Trainer's count is of all `ranks` that are one learner, and each tells its own part."""
@@ -149,17 +132,23 @@ class Tokens:
             self._batches.append(inputs[self.name].numel())
 
 
-def follow(scheduler: Any, learner: Learner, max_steps: int) -> None:
-    """Draw a schedule over the whole run, wherever this learner's own steps are."""
+@contextmanager
+def followed(scheduler: Any, learner: Learner, max_steps: int) -> Iterator[None]:
+    """Have a schedule drawn over the whole run, wherever this learner's own steps are."""
     if not isinstance(scheduler, LambdaLR):
         raise ValueError(
             f"the learning rate is set by a {type(scheduler).__name__}, which is no function of the step alone: choose "
             "another lr_scheduler_type, or leave the rate to it with skerry.hf.Callback(follow_rate=False)"
         )
-    scheduler.lr_lambdas = [over_run(shape, learner, max_steps) for shape in scheduler.lr_lambdas]
+    shapes = scheduler.lr_lambdas
+    scheduler.lr_lambdas = [over_run(shape, learner, max_steps) for shape in shapes]
     rates = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     for group, rate, share in rates:  # of the first step; the scheduler sets it for those after it
         group["lr"] = rate * share(0)
+    try:
+        yield
+    finally:
+        scheduler.lr_lambdas = shapes
 
 
 def over_run(shape: Any, learner: Learner, max_steps: int) -> Any:
