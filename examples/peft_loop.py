@@ -6,6 +6,7 @@ python examples/peft_loop.py --genesis genesis.safetensors     # write the adapt
 skerry syncer --run runs/peft --genesis genesis.safetensors --run.steps 300 --run.learners 2 &
 SKERRY_SYNCER=localhost:7077 SKERRY_NAME=a python examples/peft_loop.py &
 SKERRY_SYNCER=localhost:7077 SKERRY_NAME=b python examples/peft_loop.py
+skerry export runs/peft --adapter adapter                      # as PeftModel.from_pretrained loads it
 """
 
 import os

@@ -17,6 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 
 import skerry
 from e2e.processes import Syncer
+from e2e.processes import skerry as command
 from extras.runs import OPTIONS, alone, example, killed_and_resumed, told_to_end
 from skerry.core.state import state_of
 from skerry.store import Store
@@ -163,7 +164,15 @@ def test_the_example_is_killed_and_goes_on_from_its_checkpoint_in_the_same_run(t
     for account in state.ledger.accounts.values():
         assert account.step and account.tokens == account.step * 2 * 8 * 32
     module = example("hf_trainer")
-    assert loss_of(module, last) < loss_of(module, first) - 1.5
+    model, losses = module.small(), []
+    for values in (first, last):
+        model.load_state_dict(values)
+        losses.append(loss_of(model, module.windows()))
+    assert losses[1] < losses[0] - 1.5
+    exported = command("export", tmp_path / "run", "--folder", tmp_path / "model")
+    assert exported.returncode == 0, exported.stderr
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert loss_of(loaded, module.windows()) == pytest.approx(losses[1], abs=1e-5)
 
 
 def test_told_to_end_the_trainer_stops_and_all_of_its_work_is_handed_in(tmp_path):
@@ -172,9 +181,7 @@ def test_told_to_end_the_trainer_stops_and_all_of_its_work_is_handed_in(tmp_path
 
 
 @torch.no_grad()
-def loss_of(module, values):
-    """On some of the text, of the example's model with these values, every one of which it must have."""
-    model = module.small().eval()
-    model.load_state_dict(values)
-    windows = torch.stack([row["input_ids"] for row in module.windows()[:64]])
-    return model(input_ids=windows, labels=windows).loss.item()
+def loss_of(model, rows):
+    """On some of the text."""
+    windows = torch.stack([row["input_ids"] for row in rows[:64]])
+    return model.eval()(input_ids=windows, labels=windows).loss.item()
