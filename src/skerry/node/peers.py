@@ -19,10 +19,12 @@ from skerry.algo.fragments import decode_layout, first_difference
 from skerry.core import admission
 from skerry.core.events import Departed, Joined, Linked, PublicationSent, Reported, Unlinked
 from skerry.core.messages import (
+    BUFFERS_BYTES_MAX,
     FULL,
     PROTOCOL,
     Answer,
     Ask,
+    Buffers,
     Contribution,
     Hello,
     LearnerMessage,
@@ -103,7 +105,7 @@ class Learners:
             return
         if event.peer not in self.peers:
             raise ProtocolError(f"{type(message).__name__} before a hello")
-        if not isinstance(message, Report | Contribution):
+        if not isinstance(message, Report | Contribution | Buffers):
             raise ProtocolError(f"a learner does not send {type(message).__name__}")
         if (message.learner, message.life) != self.peers[event.peer]:
             raise ProtocolError(f"a message in the name of {message.learner!r} life {message.life}")
@@ -113,6 +115,10 @@ class Learners:
             if wrong := admission.illegal(message, self.node.machine.state.ledger):
                 raise ProtocolError(wrong)
             self.node.handle(Reported(message), now)
+        elif isinstance(message, Buffers):
+            if len(message.data) > BUFFERS_BYTES_MAX:
+                raise ProtocolError(f"{len(message.data)} bytes of buffers")
+            self.node.buffers(message)
         elif event.payload is not None:
             self.node.contribution(message, event.payload, event.payload_s)
 
@@ -198,6 +204,7 @@ class Learners:
     ) -> None:
         if isinstance(message, Welcome):
             self._bind(learner, life)
+            message = msgspec.structs.replace(message, wants_buffers=self.node.wants_buffers)
         peer = self.links.get((learner, life))
         if peer is not None:
             self._once_durable(partial(self.endpoint.send, peer, message, payload, tag, lane_of(message)))

@@ -29,6 +29,7 @@ from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import Layout, decode_fragments, decode_layout
 from skerry.core.events import (
     Arrived,
+    BuffersStored,
     Checkpoint,
     CheckpointDone,
     Dismiss,
@@ -44,15 +45,16 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Checkpointed, Committed, Decision, Entry, EpochStarted, Fact, Result, Took
+from skerry.core.facts import Buffered, Checkpointed, Committed, Decision, Entry, EpochStarted, Fact, Result, Took
 from skerry.core.flow import WINDOW_BYTES, Window
 from skerry.core.ledger import MERGED
-from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
+from skerry.core.messages import FULL, Buffers, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
+from skerry.node.buffers import flaw_of
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.node.work import AtOnce, Behind, Pool
@@ -119,7 +121,7 @@ class Version(NamedTuple):
     ended_at: float
 
 
-Work = Looked | Version | Checkpointed
+Work = Looked | Version | Checkpointed | BuffersStored | None
 
 
 class Outbox(Protocol):
@@ -219,6 +221,14 @@ class SyncerNode:
         if self._gathered_bytes >= LOOK_BYTES:
             self._begin_look()
 
+    def buffers(self, given: Buffers) -> None:
+        """A learner's buffers came: they are looked at and stored before the machine hears of them."""
+        self.pool.submit(partial(self._store_buffers, given), "short")
+
+    @property
+    def wants_buffers(self) -> bool:
+        return self.contents.has_buffers
+
     def _begin_look(self) -> None:
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         self.pool.submit(partial(self._look_at, gathered), "short")
@@ -249,6 +259,8 @@ class SyncerNode:
                 self._take_looked(one, now)
             elif isinstance(one, Checkpointed):
                 self.handle(CheckpointDone(one), now)
+            elif isinstance(one, BuffersStored):
+                self.handle(one, now)
         return True
 
     def _take_looked(self, looked: Looked, now: float) -> None:
@@ -397,6 +409,12 @@ class SyncerNode:
         took = Took(inspect_s, began_at - ordered_at, merged_at - began_at, ended_at - merged_at)
         return Version(decision, merged, entry, checksum, payloads, took, ended_at)
 
+    def _store_buffers(self, given: Buffers) -> BuffersStored | None:
+        if flaw := flaw_of(given.data, self.contents):
+            log.warning("refused the buffers of %s: %s", given.learner, flaw)
+            return None
+        return BuffersStored(given.learner, given.life, given.step, given.tokens, self.store.put([given.data]))
+
     def _checkpoint(self, p: int, version: int, values: Values) -> Checkpointed:
         return Checkpointed(p, version, self.store.put(self.algebra.parts(values)), self.algebra.sha256(values.theta))
 
@@ -495,4 +513,4 @@ def _records_first(actions: list[SyncerAction]) -> list[SyncerAction]:
 
 def _files_of(facts: Sequence[Fact]) -> list[str]:
     recorded = [fact.result.payloads for fact in facts if isinstance(fact, Committed) and fact.result.payloads]
-    return recorded + [fact.file for fact in facts if isinstance(fact, Checkpointed)]
+    return recorded + [fact.file for fact in facts if isinstance(fact, Checkpointed | Buffered)]
