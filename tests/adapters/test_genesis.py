@@ -211,7 +211,7 @@ def test_buffers_of_several_learners_are_averaged_by_tokens_and_counts_are_the_n
     nn.BatchNorm1d(3).load_state_dict(exported, strict=True)
     assert called(capsys, "export", tmp_path / "run", "--version", 0)[0] == 0
     check_same(load_file(tmp_path / "run" / "model-0.safetensors"), nn.BatchNorm1d(3).state_dict())
-    assert called(capsys, "replay", tmp_path / "run")[0] == 0
+    assert called(capsys, "replay", tmp_path / "run")[0] == 0, "the tape holds up"
 
     (tmp_path / "run" / "files" / given[0].file).write_bytes(b"rotten")
     assert called(capsys, "export", tmp_path / "run")[0] == 0

@@ -88,7 +88,7 @@ class BuffersStored(Struct, frozen=True):
     life: int
     step: int
     tokens: int
-    file: str
+    file: str  # empty: they were no good
 
 
 class Ticked(Struct, frozen=True):

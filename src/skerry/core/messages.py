@@ -122,11 +122,11 @@ class Contribution(Struct, frozen=True, tag=True):
 class Buffers(Struct, frozen=True, tag=True):
     """The buffers that training has changed, as they were after so many steps: values, in a small safetensors file."""
 
-    learner: str
-    life: int
-    step: int
-    tokens: int
-    data: bytes
+    learner: Name
+    life: Count
+    step: Count
+    tokens: Count
+    data: Annotated[bytes, Meta(max_length=BUFFERS_BYTES_MAX)]
 
 
 class Lent(Struct, frozen=True, tag=True):

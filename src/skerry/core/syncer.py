@@ -660,8 +660,9 @@ class SyncerMachine:
     def _buffered(self, event: BuffersStored) -> None:
         """The newest of this life; a file that no record names is nobody's."""
         known, before = self.state.lives.get(event.learner), self.state.buffers.get(event.learner)
-        is_newest = before is None or (before.life, before.step) <= (event.life, event.step)
-        if known is not None and known.life == event.life and is_newest and self.state.phase != "closed":
+        is_newest = before is None or (before.life, before.step) < (event.life, event.step)
+        is_wanted = bool(event.file) and is_newest and self.state.phase != "closed"
+        if is_wanted and known is not None and known.life == event.life:
             at = (event.learner, event.life, event.step, event.tokens)
             self._record(Buffered(*at, event.file, self.elapsed_s))
 

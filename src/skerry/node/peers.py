@@ -19,7 +19,6 @@ from skerry.algo.fragments import decode_layout, first_difference
 from skerry.core import admission
 from skerry.core.events import Departed, Joined, Linked, PublicationSent, Reported, Unlinked
 from skerry.core.messages import (
-    BUFFERS_BYTES_MAX,
     FULL,
     PROTOCOL,
     Answer,
@@ -116,8 +115,6 @@ class Learners:
                 raise ProtocolError(wrong)
             self.node.handle(Reported(message), now)
         elif isinstance(message, Buffers):
-            if len(message.data) > BUFFERS_BYTES_MAX:
-                raise ProtocolError(f"{len(message.data)} bytes of buffers")
             self.node.buffers(message)
         elif event.payload is not None:
             self.node.contribution(message, event.payload, event.payload_s)

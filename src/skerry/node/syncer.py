@@ -121,7 +121,7 @@ class Version(NamedTuple):
     ended_at: float
 
 
-Work = Looked | Version | Checkpointed | BuffersStored | None
+Work = Looked | Version | Checkpointed | BuffersStored
 
 
 class Outbox(Protocol):
@@ -161,6 +161,7 @@ class SyncerNode:
         self.values = versions.newest(store, state, self.fragments, algebra, threads)
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
+        self._storing: dict[str, Buffers | None] = {}  # learner whose buffers are being looked at -> what waits
         self.unseen_bytes = 0  # of contributions that wait to be looked at, or are
         self._gathered: list[Unseen] = []  # those that no worker was handed yet,
         self._gathered_bytes = 0  # and their sum
@@ -222,8 +223,19 @@ class SyncerNode:
             self._begin_look()
 
     def buffers(self, given: Buffers) -> None:
-        """A learner's buffers came: they are looked at and stored before the machine hears of them."""
-        self.pool.submit(partial(self._store_buffers, given), "short")
+        """A learner's buffers came: they are looked at and stored before the machine hears of them.
+
+        One at a time of each learner, of which the newest waits, and none that are not newer than those on the tape.
+        """
+        before = self.machine.state.buffers.get(given.learner)
+        is_newer = before is None or (before.life, before.step) < (given.life, given.step)
+        if not self.wants_buffers or not is_newer:
+            return
+        if given.learner in self._storing:
+            self._storing[given.learner] = given
+        else:
+            self._storing[given.learner] = None
+            self.pool.submit(partial(self._store_buffers, given), "short")
 
     @property
     def wants_buffers(self) -> bool:
@@ -260,7 +272,10 @@ class SyncerNode:
             elif isinstance(one, Checkpointed):
                 self.handle(CheckpointDone(one), now)
             elif isinstance(one, BuffersStored):
+                waiting = self._storing.pop(one.learner)
                 self.handle(one, now)
+                if waiting is not None:
+                    self.buffers(waiting)
         return True
 
     def _take_looked(self, looked: Looked, now: float) -> None:
@@ -409,11 +424,13 @@ class SyncerNode:
         took = Took(inspect_s, began_at - ordered_at, merged_at - began_at, ended_at - merged_at)
         return Version(decision, merged, entry, checksum, payloads, took, ended_at)
 
-    def _store_buffers(self, given: Buffers) -> BuffersStored | None:
-        if flaw := flaw_of(given.data, self.contents):
+    def _store_buffers(self, given: Buffers) -> BuffersStored:
+        """Without a file where they are not kept."""
+        flaw = flaw_of(given.data, self.contents)
+        if flaw:
             log.warning("refused the buffers of %s: %s", given.learner, flaw)
-            return None
-        return BuffersStored(given.learner, given.life, given.step, given.tokens, self.store.put([given.data]))
+        file = "" if flaw else self.store.put([given.data])
+        return BuffersStored(given.learner, given.life, given.step, given.tokens, file)
 
     def _checkpoint(self, p: int, version: int, values: Values) -> Checkpointed:
         return Checkpointed(p, version, self.store.put(self.algebra.parts(values)), self.algebra.sha256(values.theta))
