@@ -13,10 +13,11 @@ from torch import nn
 import skerry
 from adapters.test_torch import serve
 from cli.called import called
-from e2e.processes import WAIT_S
+from e2e.processes import WAIT_S, facts_of
 from skerry.algo.contents import Contents, Fixed
 from skerry.algo.fragments import Tensor, encode_layout, layout_of, split
 from skerry.config import Config
+from skerry.core.facts import Buffered
 from skerry.core.messages import PROTOCOL, Hello
 from skerry.core.state import state_of
 from skerry.errors import ModelError, Refusal, RefusedError
@@ -168,9 +169,53 @@ def test_of_a_run_comes_a_state_dict_and_who_has_another_base_is_refused(tmp_pat
     first.load_state_dict(exported, strict=True)
     for (name, ours), theirs in zip(first.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.01, atol=1e-5, msg=name)
-    assert not torch.equal(first.rough.weight, Whole().rough.weight) and torch.equal(
-        first.base.weight, model.base.weight
-    )
+    for (name, ours), theirs in zip(first.named_buffers(), model.buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert first.norm.num_batches_tracked > 20, "buffers are those of the learner"
+    assert not torch.equal(first.rough.weight, Whole().rough.weight), "it was trained"
+    assert torch.equal(first.base.weight, model.base.weight)
+
+
+def test_buffers_of_several_learners_are_averaged_by_tokens_and_counts_are_the_newests(tmp_path, capsys):
+    skerry.save_genesis(nn.BatchNorm1d(3), tmp_path / "genesis.safetensors")
+    options = [
+        "--run.tokens=1e9",
+        "--run.learners=2",
+        "--sync.num_fragments=1",
+        "--sync.quorum=1",
+        "--sync.sync_every=2",
+    ]
+    syncer, address = serve(tmp_path, tmp_path / "genesis.safetensors", *options)
+    models = {"a": nn.BatchNorm1d(3), "b": nn.BatchNorm1d(3)}
+    with syncer:
+        learners = {
+            name: skerry.Learner(model, None, address, name=name, node="thread") for name, model in models.items()
+        }
+        for step in range(6):
+            for name, model in models.items():
+                model(torch.full((2, 3), 8.0 if name == "a" else -8.0) + torch.arange(2)[:, None] * (step + 1))
+                if name == "a" or step % 2:
+                    with torch.no_grad():
+                        model.weight.add_(0.1)
+                    learners[name].step(tokens=30 if name == "a" else 20)
+        for name in models:
+            learners[name].close()
+    given = [fact for fact in facts_of(tmp_path / "run") if isinstance(fact, Buffered)]
+    assert [(fact.learner, fact.step, fact.tokens) for fact in given] == [("a", 6, 180), ("b", 3, 60)]
+    assert called(capsys, "export", tmp_path / "run")[0] == 0
+    exported = load_file(tmp_path / "run" / "model.safetensors")
+    a, b = models.values()
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(exported[name], 0.75 * getattr(a, name) + 0.25 * getattr(b, name))
+    assert exported["num_batches_tracked"] == b.num_batches_tracked == 6
+    nn.BatchNorm1d(3).load_state_dict(exported, strict=True)
+    assert called(capsys, "export", tmp_path / "run", "--version", 0)[0] == 0
+    check_same(load_file(tmp_path / "run" / "model-0.safetensors"), nn.BatchNorm1d(3).state_dict())
+    assert called(capsys, "replay", tmp_path / "run")[0] == 0, "the tape holds up"
+
+    (tmp_path / "run" / "files" / given[0].file).write_bytes(b"rotten")
+    assert called(capsys, "export", tmp_path / "run")[0] == 0
+    assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")["running_mean"], b.running_mean)
 
 
 @pytest.mark.parametrize(

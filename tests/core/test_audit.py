@@ -9,6 +9,7 @@ from skerry import config as configs
 from skerry.core.audit import Audit
 from skerry.core.facts import (
     RULES,
+    Buffered,
     Checkpointed,
     Committed,
     Decision,
@@ -251,6 +252,7 @@ def test_i2_work_that_is_pending_at_the_end():
         Discarded((row("a", 10, 11, "died"),), (), 31.0),
         LifeStarted("a", 2, "p", 0, 31.0),
         Witnessed("a", 1, "lost", 31.0),
+        Buffered("a", 1, 10, 100, "file", 31.0),
         Sampled((), 31.0),
         Paused((seen("a", 11),), 31.0),
     ],
@@ -632,3 +634,11 @@ def test_time_and_progress_never_go_back():
 )
 def test_what_was_evaluated_must_have_been_there(changes):
     assert "evaluated" in planted(EVALUATION, **changes)
+
+
+@pytest.mark.parametrize("wrong", [("c", 3, 1, 10), ("d", 1, 1, 10), ("c", 2, 5, 60), ("c", 1, 9, 90)], ids=str)
+def test_i13_buffers_are_of_a_life_that_was_and_never_older_than_those_before(wrong):
+    before, behind = clean()[: GAP_COMMIT + 1], clean()[GAP_COMMIT + 1 :]
+    given = Buffered("c", 2, 6, 60, "file", 20.0)
+    assert not audited([*before, given, *behind]).violations
+    assert only_line(audited([*before, given, Buffered(*wrong, "file", 20.0), *behind])).startswith("I13: ")

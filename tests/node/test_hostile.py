@@ -20,7 +20,17 @@ from node.test_peers import Caller, House
 from skerry.core.admission import SUM_MAX, contradiction
 from skerry.core.audit import Audit
 from skerry.core.ledger import Account, Ledger, Settled
-from skerry.core.messages import COUNT_MAX, FULL, PROTOCOL, Contribution, FragmentPosition, Hello, Refused, Report
+from skerry.core.messages import (
+    COUNT_MAX,
+    FULL,
+    PROTOCOL,
+    Buffers,
+    Contribution,
+    FragmentPosition,
+    Hello,
+    Refused,
+    Report,
+)
 from skerry.core.state import decode_fact
 from skerry.errors import LINE_CHARS_MAX, ProtocolError
 from skerry.store import Store
@@ -34,6 +44,7 @@ POSITION = FragmentPosition(FULL, 0, 0, 0)
 REPORT = Report("a", 1, 1, 0, 0, 0.0, "training", (POSITION,) * 3)
 HELLO = Hello(PROTOCOL, "a", "p", 0, b"", "d")
 CONTRIBUTION = Contribution("a", 1, 1, 0, 0, 0, 0, 4, 32, "fp32", b"d" * 16)
+BUFFERS = Buffers("a", 1, 4, 32, b"")
 WRONG = {
     int: (-2, COUNT_MAX + 1, 2**63, 2**64 - 1),
     float: (math.inf, -math.inf, math.nan, -1.0, 1e300),
@@ -54,7 +65,7 @@ def read(message):
     return parser.feed(frames._frame(frames.BULK if is_bulk else frames.MESSAGE, body))
 
 
-@pytest.mark.parametrize("whole", [REPORT, HELLO, CONTRIBUTION], ids=lambda whole: type(whole).__name__)
+@pytest.mark.parametrize("whole", [REPORT, HELLO, CONTRIBUTION, BUFFERS], ids=lambda whole: type(whole).__name__)
 def test_a_field_out_of_bounds_is_not_decoded(whole):
     read(whole)
     bounded = {f.name: get_args(f.type)[0] for f in msgspec.structs.fields(type(whole)) if get_args(f.type)}

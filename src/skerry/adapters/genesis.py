@@ -44,17 +44,18 @@ def save_genesis(model: nn.Module, path: str | Path) -> None:
         "aliases": parts.aliases,
         "files": _files(unwrapped(model)),
     }
-    head, placed = head_of([_entry(name, each) for name, each in parts.tensors.items()], {METADATA: json.dumps(about)})
+    entries = [entry_of(name, each) for name, each in parts.tensors.items()]
+    head, placed = head_of(entries, {METADATA: json.dumps(about)})
     with written(path) as file:
         file.write(head)
         for name in placed:
-            file.write(_bytes_of(parts.tensors[name]))
+            file.write(bytes_of(parts.tensors[name]))
 
 
 def frozen_digests(model: nn.Module) -> dict[str, bytes]:
     """xxh3-128 of the bytes of each parameter that is not trained."""
     parts = _parts(model)
-    return {name: xxhash.xxh3_128_digest(_bytes_of(parts.tensors[name])) for name in sorted(parts.frozen)}
+    return {name: xxhash.xxh3_128_digest(bytes_of(parts.tensors[name])) for name in sorted(parts.frozen)}
 
 
 def embedding_names(model: nn.Module) -> set[str]:
@@ -101,13 +102,13 @@ def _place(name: str, each: Tensor) -> Any:
     return each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
 
 
-def _entry(name: str, each: Tensor) -> Entry:
+def entry_of(name: str, each: Tensor) -> Entry:
     if each.dtype not in DTYPES:
         raise ValueError(f"tensor {name} is {each.dtype}, which safetensors has not: keep it in another type")
     return Entry(name, DTYPES[each.dtype], tuple(each.shape), each.numel() * each.element_size())
 
 
-def _bytes_of(each: Tensor) -> memoryview:
+def bytes_of(each: Tensor) -> memoryview:
     """In C order; of one on a device a copy."""
     if not each.numel():
         return memoryview(b"")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from skerry.adapters.attached import Attached, trainable
+from skerry.adapters.buffers import ChangedBuffers
 from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
 from skerry.adapters.genesis import embedding_names, frozen_digests
@@ -107,6 +108,7 @@ class TorchParameters:
         self._precision = Precision(self._attached, masters)
         self._optimizers = optimizers_of(model, optimizer, masters)
         self._ways: dict[torch.device, Way] = {}
+        self.read_buffers = ChangedBuffers(model)
         self.frozen: Frozen = None  # what the syncer is told of the parameters that are not trained
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:

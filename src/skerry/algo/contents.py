@@ -37,6 +37,10 @@ class Contents(msgspec.Struct, frozen=True):
     def frozen(self) -> dict[str, bytes]:
         return {fixed.name: fixed.digest for fixed in self.fixed if fixed.kind == "frozen"}
 
+    @property
+    def has_buffers(self) -> bool:
+        return any(fixed.kind == "buffer" for fixed in self.fixed)
+
 
 def encode_contents(contents: Contents) -> bytes:
     return msgspec.msgpack.encode(contents)

@@ -29,6 +29,7 @@ from skerry import config as configs
 from skerry.core import expected
 from skerry.core.expected import Brought, HowFar
 from skerry.core.facts import (
+    Buffered,
     Checkpointed,
     Committed,
     Decision,
@@ -59,7 +60,7 @@ from skerry.core.vocabulary import PHASES
 CLOCK_SLACK_S = 1e-6  # `now - (now - elapsed)` is not quite `elapsed`
 FOLDED = (
     "created", "fragments", "epoch", "lives", "phase", "before_close", "elapsed_s",
-    "merges", "merges_alone", "contributors", "ready", "kept", "last_kept", "first_segment",
+    "merges", "merges_alone", "contributors", "ready", "kept", "last_kept", "first_segment", "buffers",
 )  # fmt: skip
 
 
@@ -229,6 +230,13 @@ class Audit:
                 self._demand(not merged, "I3", "merged outside any commit: {}", merged)
                 self._seen(state, fact.seen)
                 self._rows(state, fact.rows)
+            case Buffered():
+                self._open(state, fact.elapsed_s)
+                self._began(state, fact.learner, fact.life)
+                before = state.buffers.get(fact.learner)
+                was = (before.life, before.step, before.tokens) if before else (0, 0, 0)
+                now = (fact.life, fact.step, fact.tokens)
+                self._demand(now >= was, "I13", "buffers of {} at {} after {}", fact.learner, now, was)
             case Paused():
                 self._clock(state, fact.elapsed_s)
                 self._seen(state, fact.seen)
@@ -487,7 +495,7 @@ def _name(fact: Fact | RunState | None) -> str:
             return f"Committed fragment {fact.decision.fragment} version {fact.decision.version}"
         case Checkpointed() | SteppedBack() | Restored():
             return f"{type(fact).__name__} fragment {fact.fragment} version {fact.version}"
-        case LifeStarted() | Witnessed():
+        case LifeStarted() | Witnessed() | Buffered():
             return f"{type(fact).__name__} {fact.learner}"
         case EpochStarted():
             return f"EpochStarted {fact.epoch}"

@@ -81,6 +81,16 @@ class CheckpointDone(Struct, frozen=True):
     fact: Checkpointed
 
 
+class BuffersStored(Struct, frozen=True):
+    """A learner's buffers came and were looked at; the machine orders the record that makes the file theirs."""
+
+    learner: str
+    life: int
+    step: int
+    tokens: int
+    file: str  # empty: they were no good
+
+
 class Ticked(Struct, frozen=True):
     """Time has passed."""
 
@@ -98,6 +108,7 @@ SyncerEvent = (
     | PublicationSent
     | MergeDone
     | CheckpointDone
+    | BuffersStored
     | Ticked
     | Interrupted
 )

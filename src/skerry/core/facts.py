@@ -222,6 +222,17 @@ class Discarded(Struct, frozen=True, tag=True):
     elapsed_s: float
 
 
+class Buffered(Struct, frozen=True, tag=True):
+    """A learner's buffers as it had them after so many steps, by value; they take the place of those it gave before."""
+
+    learner: str
+    life: int
+    step: int
+    tokens: int
+    file: str
+    elapsed_s: float
+
+
 class Paused(Struct, frozen=True, tag=True):
     """The operator ended this syncer process; the run goes on later."""
 
@@ -317,6 +328,7 @@ Fact = (
     | Discarded
     | Paused
     | PhaseChanged
+    | Buffered
     | Witnessed
     | Sampled
     | Injected

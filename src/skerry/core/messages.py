@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
+BUFFERS_BYTES_MAX = 8 << 20  # of all buffers together; a message of more would not go through
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
 COUNT_MAX = 1 << 53  # of anything that is counted
@@ -118,6 +119,16 @@ class Contribution(Struct, frozen=True, tag=True):
         return self.to_tokens - self.from_tokens
 
 
+class Buffers(Struct, frozen=True, tag=True):
+    """The buffers that training has changed, as they were after so many steps: values, in a small safetensors file."""
+
+    learner: Name
+    life: Count
+    step: Count
+    tokens: Count
+    data: Annotated[bytes, Meta(max_length=BUFFERS_BYTES_MAX)]
+
+
 class Lent(Struct, frozen=True, tag=True):
     """Bulk: the published values of a version that this learner holds as its base, as float32."""
 
@@ -144,6 +155,7 @@ class Welcome(Struct, frozen=True, tag=True):
     prior_tokens: int
     progress: float
     since: tuple[int, ...] = ()  # by fragment, the version that the last rollback made; nothing before it counts
+    wants_buffers: bool = False  # the run's model has some
 
 
 class Answer(Struct, frozen=True, tag=True):
@@ -237,6 +249,6 @@ class Done(Struct, frozen=True, tag=True):
     life: int
 
 
-LearnerMessage = Ask | Hello | Report | Contribution | Lent
+LearnerMessage = Ask | Hello | Report | Contribution | Buffers | Lent
 SyncerMessage = Answer | Status | Welcome | Refused | Pull | Publication | Rejected | Lend | Stop | Done
 Message = LearnerMessage | SyncerMessage

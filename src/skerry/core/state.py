@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from skerry.core.facts import (
     RULES,
+    Buffered,
     Checkpointed,
     Committed,
     Decision,
@@ -119,6 +120,7 @@ class RunState(Struct, tag="Fold"):
     last_kept: KeptVersion | None = None  # the newest there was, were it removed since: when the next is due goes by it
     first_segment: int = 1  # of the tape; those before it were removed on purpose
     journal_file: int = 0  # the newest that a record speaks of, were it removed since; 0: not said
+    buffers: dict[str, Buffered] = field(default_factory=dict)  # the newest of each learner
 
     @property
     def is_rolled_back(self) -> bool:
@@ -129,6 +131,7 @@ class RunState(Struct, tag="Fold"):
     def files(self) -> set[str]:
         """Every file that must not be collected."""
         kept = {c.file for version in self.kept for c in version.checkpoints}
+        kept |= {given.file for given in self.buffers.values()}
         return {c.file for f in self.fragments for c in f.checkpoints} | kept | set(self.created.files)
 
     @property
@@ -175,6 +178,9 @@ class RunState(Struct, tag="Fold"):
             case LifeStarted():
                 assert fact.life == (self.lives[fact.learner].life if fact.learner in self.lives else 0) + 1, fact
                 self.lives[fact.learner] = LifeState(fact.life, fact.process, fact.index)
+                self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case Buffered():
+                self.buffers[fact.learner] = fact
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
             case Paused():
                 for seen in fact.seen:

@@ -60,6 +60,7 @@ from skerry.core.closing import Closing
 from skerry.core.decision import decision_of
 from skerry.core.events import (
     Arrived,
+    BuffersStored,
     Checkpoint,
     CheckpointDone,
     Departed,
@@ -81,6 +82,7 @@ from skerry.core.events import (
     Ticked,
 )
 from skerry.core.facts import (
+    Buffered,
     Checkpointed,
     Committed,
     Discarded,
@@ -180,6 +182,8 @@ class SyncerMachine:
                 self._merged(event)
             case CheckpointDone():
                 self._checkpointed(event.fact)
+            case BuffersStored():
+                self._buffered(event)
             case Interrupted() if self._ending:
                 pass  # the run is closed, and this process ends as soon as it can
             case Interrupted():
@@ -653,6 +657,15 @@ class SyncerMachine:
         ledger = self.state.ledger
         self._unwritten -= {(at.learner, at.life) for at in seen if ledger.seen(at.learner, at.life) == at}
 
+    def _buffered(self, event: BuffersStored) -> None:
+        """The newest of this life; a file that no record names is nobody's."""
+        known, before = self.state.lives.get(event.learner), self.state.buffers.get(event.learner)
+        is_newest = before is None or (before.life, before.step) < (event.life, event.step)
+        is_wanted = bool(event.file) and is_newest and self.state.phase != "closed"
+        if is_wanted and known is not None and known.life == event.life:
+            at = (event.learner, event.life, event.step, event.tokens)
+            self._record(Buffered(*at, event.file, self.elapsed_s))
+
     def _witness(self, member: Member, what: Sight) -> None:
         if self.state.phase != "closed":
             self._record(Witnessed(member.learner, member.life, what, self.elapsed_s))
@@ -668,7 +681,16 @@ class SyncerMachine:
 
     def _record(
         self,
-        fact: Committed | Checkpointed | Kept | LifeStarted | Discarded | PhaseChanged | Paused | Witnessed | Sampled,
+        fact: Committed
+        | Checkpointed
+        | Kept
+        | LifeStarted
+        | Discarded
+        | PhaseChanged
+        | Buffered
+        | Paused
+        | Witnessed
+        | Sampled,
     ) -> None:
         self.state.apply(fact)
         match fact:

@@ -49,6 +49,7 @@ from skerry.core.learner import Labour, LearnerMachine, Traffic
 from skerry.core.messages import (
     FULL,
     PROTOCOL,
+    Buffers,
     Contribution,
     Frozen,
     Hello,
@@ -62,7 +63,7 @@ from skerry.core.messages import (
 )
 from skerry.node.algebra import FLOAT32, Adopted, Array, LearnerAlgebra, Payload
 from skerry.node.cells import Cell, Lay, count_for
-from skerry.node.mailbox import Begun, Closed, Freed, Left, Mailbox, News, Passed, Record, Took
+from skerry.node.mailbox import Begun, Closed, Freed, Gave, Left, Mailbox, News, Passed, Record, Took
 from skerry.node.observers import UNWATCHED, LearnerObserver
 from skerry.node.orders import Orders, Version
 
@@ -134,6 +135,7 @@ class LearnerNode:
         self._snapshots: Sequence[Cell] = ()  # what the training half fills
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
         self._labour = Labour()
+        self._given: Gave | None = None  # buffers that no syncer was told of yet
 
     # ------------------------------------------------------------------------------------------ the syncer's messages
 
@@ -178,7 +180,7 @@ class LearnerNode:
         self.orders.begin(down, len(fragments), can_blend)
         cells = (size, len(up), len(down))
         run = (welcome.config, welcome.fragments, welcome.index, welcome.prior_steps, welcome.progress)
-        self._mailbox.send(Begun(*run, *cells))
+        self._mailbox.send(Begun(*run, *cells, welcome.wants_buffers))
 
     def _lend(self, message: Lend) -> None:
         """A syncer repairs its files: give it the base if it is the version it lost, else it asks somebody else."""
@@ -211,10 +213,14 @@ class LearnerNode:
             match record:
                 case Passed() if self.machine is not None:
                     self._passed(self._with_what_follows(record))
+                case Gave() if self.machine is not None:
+                    self._given = record
+                    self._give()
                 case Closed() if self.machine is not None:
                     self.handle(Closing(record.limit_s))
                 case Closed() if self.left is None:
                     self._leave(Leave("settled"))  # nobody ever welcomed it: there is nothing to hand over
+        self._give()
         self._send_orders()
 
     @property
@@ -266,6 +272,13 @@ class LearnerNode:
         )
         boundary = Boundary(record.steps, record.tokens, record.step_s, taken, record.loss, overwritten)
         self.handle(boundary, Brought(snapshots=snapshots))
+
+    def _give(self) -> None:
+        """Buffers go to the syncer by value, once somebody is there; newer ones take the place of what is lost."""
+        machine, given = self.machine, self._given
+        if machine is not None and given is not None and machine.linked:
+            self.link.send(Buffers(self.name, machine.life, machine.step_count, machine.tokens, given.data))
+            self._given = None
 
     def _drift(self, took: Took, on: Version) -> Array:
         return self._snapshots[took.cell].less(on.base)

@@ -51,6 +51,7 @@ class Begun(Record, frozen=True):
     cell_size: int  # elements
     up_count: int
     down_count: int
+    wants_buffers: bool = False  # the run's model has some
 
 
 class News(Record, frozen=True):
@@ -137,6 +138,12 @@ class Passed(Record, frozen=True):
     taken: tuple[Took, ...]
 
 
+class Gave(Record, frozen=True):
+    """The buffers that training has changed, as they are after the steps told of so far: a small safetensors file."""
+
+    data: bytes
+
+
 class Closed(Record, frozen=True):
     """No further step is taken."""
 
@@ -144,7 +151,7 @@ class Closed(Record, frozen=True):
 
 
 NodeRecord = Begun | News | Want | Waive | Change | Freed | Left
-TrainingRecord = Passed | Closed
+TrainingRecord = Passed | Gave | Closed
 
 
 class Mailbox(Protocol):

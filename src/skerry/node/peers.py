@@ -23,6 +23,7 @@ from skerry.core.messages import (
     PROTOCOL,
     Answer,
     Ask,
+    Buffers,
     Contribution,
     Hello,
     LearnerMessage,
@@ -103,7 +104,7 @@ class Learners:
             return
         if event.peer not in self.peers:
             raise ProtocolError(f"{type(message).__name__} before a hello")
-        if not isinstance(message, Report | Contribution):
+        if not isinstance(message, Report | Contribution | Buffers):
             raise ProtocolError(f"a learner does not send {type(message).__name__}")
         if (message.learner, message.life) != self.peers[event.peer]:
             raise ProtocolError(f"a message in the name of {message.learner!r} life {message.life}")
@@ -113,6 +114,8 @@ class Learners:
             if wrong := admission.illegal(message, self.node.machine.state.ledger):
                 raise ProtocolError(wrong)
             self.node.handle(Reported(message), now)
+        elif isinstance(message, Buffers):
+            self.node.buffers(message)
         elif event.payload is not None:
             self.node.contribution(message, event.payload, event.payload_s)
 
@@ -198,6 +201,7 @@ class Learners:
     ) -> None:
         if isinstance(message, Welcome):
             self._bind(learner, life)
+            message = msgspec.structs.replace(message, wants_buffers=self.node.wants_buffers)
         peer = self.links.get((learner, life))
         if peer is not None:
             self._once_durable(partial(self.endpoint.send, peer, message, payload, tag, lane_of(message)))

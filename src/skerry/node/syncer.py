@@ -29,6 +29,7 @@ from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import Layout, decode_fragments, decode_layout
 from skerry.core.events import (
     Arrived,
+    BuffersStored,
     Checkpoint,
     CheckpointDone,
     Dismiss,
@@ -44,15 +45,16 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Checkpointed, Committed, Decision, Entry, EpochStarted, Fact, Result, Took
+from skerry.core.facts import Buffered, Checkpointed, Committed, Decision, Entry, EpochStarted, Fact, Result, Took
 from skerry.core.flow import WINDOW_BYTES, Window
 from skerry.core.ledger import MERGED
-from skerry.core.messages import FULL, Contribution, Publication, Refused, SyncerMessage
+from skerry.core.messages import FULL, Buffers, Contribution, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
+from skerry.node.buffers import flaw_of
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.node.work import AtOnce, Behind, Pool
@@ -119,7 +121,7 @@ class Version(NamedTuple):
     ended_at: float
 
 
-Work = Looked | Version | Checkpointed
+Work = Looked | Version | Checkpointed | BuffersStored
 
 
 class Outbox(Protocol):
@@ -159,6 +161,7 @@ class SyncerNode:
         self.values = versions.newest(store, state, self.fragments, algebra, threads)
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
+        self._storing: dict[str, Buffers | None] = {}  # learner whose buffers are being looked at -> what waits
         self.unseen_bytes = 0  # of contributions that wait to be looked at, or are
         self._gathered: list[Unseen] = []  # those that no worker was handed yet,
         self._gathered_bytes = 0  # and their sum
@@ -219,6 +222,25 @@ class SyncerNode:
         if self._gathered_bytes >= LOOK_BYTES:
             self._begin_look()
 
+    def buffers(self, given: Buffers) -> None:
+        """A learner's buffers came: they are looked at and stored before the machine hears of them.
+
+        One at a time of each learner, of which the newest waits, and none that are not newer than those on the tape.
+        """
+        before = self.machine.state.buffers.get(given.learner)
+        is_newer = before is None or (before.life, before.step) < (given.life, given.step)
+        if not self.wants_buffers or not is_newer:
+            return
+        if given.learner in self._storing:
+            self._storing[given.learner] = given
+        else:
+            self._storing[given.learner] = None
+            self.pool.submit(partial(self._store_buffers, given), "short")
+
+    @property
+    def wants_buffers(self) -> bool:
+        return self.contents.has_buffers
+
     def _begin_look(self) -> None:
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         self.pool.submit(partial(self._look_at, gathered), "short")
@@ -249,6 +271,11 @@ class SyncerNode:
                 self._take_looked(one, now)
             elif isinstance(one, Checkpointed):
                 self.handle(CheckpointDone(one), now)
+            elif isinstance(one, BuffersStored):
+                waiting = self._storing.pop(one.learner)
+                self.handle(one, now)
+                if waiting is not None:
+                    self.buffers(waiting)
         return True
 
     def _take_looked(self, looked: Looked, now: float) -> None:
@@ -397,6 +424,14 @@ class SyncerNode:
         took = Took(inspect_s, began_at - ordered_at, merged_at - began_at, ended_at - merged_at)
         return Version(decision, merged, entry, checksum, payloads, took, ended_at)
 
+    def _store_buffers(self, given: Buffers) -> BuffersStored:
+        """Without a file where they are not kept."""
+        flaw = flaw_of(given.data, self.contents)
+        if flaw:
+            log.warning("refused the buffers of %s: %s", given.learner, flaw)
+        file = "" if flaw else self.store.put([given.data])
+        return BuffersStored(given.learner, given.life, given.step, given.tokens, file)
+
     def _checkpoint(self, p: int, version: int, values: Values) -> Checkpointed:
         return Checkpointed(p, version, self.store.put(self.algebra.parts(values)), self.algebra.sha256(values.theta))
 
@@ -495,4 +530,4 @@ def _records_first(actions: list[SyncerAction]) -> list[SyncerAction]:
 
 def _files_of(facts: Sequence[Fact]) -> list[str]:
     recorded = [fact.result.payloads for fact in facts if isinstance(fact, Committed) and fact.result.payloads]
-    return recorded + [fact.file for fact in facts if isinstance(fact, Checkpointed)]
+    return recorded + [fact.file for fact in facts if isinstance(fact, Checkpointed | Buffered)]

@@ -13,7 +13,7 @@ ordered before a change that overwrites its fragment comes before that change: b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,6 +29,7 @@ from skerry.node.mailbox import (
     Change,
     Closed,
     Freed,
+    Gave,
     Left,
     Mailbox,
     News,
@@ -38,6 +39,8 @@ from skerry.node.mailbox import (
     Waive,
     Want,
 )
+
+BUFFERS_EVERY = 1000  # steps; to read them waits for the device, for about a step
 
 
 class Carrier(Protocol):
@@ -97,6 +100,8 @@ class TrainingHalf:
 
     def __init__(self, layout: Layout, carrier: Carrier, mailbox: Mailbox, lay: Lay) -> None:
         self._layout, self._carrier, self._mailbox, self._lay = layout, carrier, mailbox, lay
+        # only a model that has some gives them
+        self._carrier_buffers: Callable[[], bytes] | None = getattr(carrier, "read_buffers", None)
         self.config: configs.Config | None = None
         self.index = 0  # this learner's number in the run
         self.prior_steps = 0  # of its earlier lives
@@ -116,6 +121,7 @@ class TrainingHalf:
         self._marks = 0
         self.is_forwarding = False  # some fragments are written, and others are not
         self._joined_late = False  # the run was under way
+        self._wants_buffers, self._gave_at = False, 0  # after which step they were last given
 
     # ------------------------------------------------------------------------------------------ where it stands
 
@@ -209,6 +215,8 @@ class TrainingHalf:
         self._first.clear()
         done = (_numbers(applied), _numbers(returned), tuple(taken))
         self._mailbox.send(Passed(steps, tokens, step_s, loss, *done))
+        if self.step_count - self._gave_at >= BUFFERS_EVERY:
+            self._give_buffers()
 
     def stand(self) -> bool:
         """The loop stands still: pass a boundary without a step if there is work for one; whether there was."""
@@ -221,7 +229,15 @@ class TrainingHalf:
     def close(self, limit_s: float | None = None) -> None:
         """Take no further step; the loop stands from now on until `left` is set."""
         self.is_closing = True
+        self._give_buffers()
         self._mailbox.send(Closed(limit_s))
+
+    def _give_buffers(self) -> None:
+        """What training changes in a model besides its parameters goes by value, now and then and at the end."""
+        if self._wants_buffers and self._carrier_buffers is not None and self.step_count > self._gave_at:
+            self._gave_at = self.step_count
+            if data := self._carrier_buffers():
+                self._mailbox.send(Gave(data))
 
     def is_current(self, change: Change) -> bool:
         """A blend of a fragment of which the node knows every snapshot; what is no blend always is."""
@@ -293,6 +309,7 @@ class TrainingHalf:
         self.config = configs.decode(begun.config)
         self.index, self.prior_steps = begun.index, begun.prior_steps
         self._joined_late = begun.progress > 0
+        self._wants_buffers = begun.wants_buffers
         self._cells = self._lay(begun.cell_size, begun.up_count, begun.down_count)
         self._free = list(range(begun.up_count))
         self.fragments = decode_fragments(begun.fragments, self._layout)

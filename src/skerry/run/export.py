@@ -20,10 +20,10 @@ import xxhash
 
 from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
-from skerry.core.facts import RunCreated
 from skerry.core.state import KeptVersion, RunState
 from skerry.errors import FileDamaged
 from skerry.node import versions
+from skerry.run.buffers import of_learners
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import FIXED, GENESIS, METADATA
 from skerry.run.outputs import Output, fixed_file, said_of, ways_out, whole
@@ -55,8 +55,8 @@ def read_model(
     for fragment, master in _masters(store, state, state.before_close if before_close else (), kept):
         scatter(fragment, master, arrays)
     if state.created.fixed:
-        file = fixed_file(store.root, state.created)
-        arrays |= {name: file.array(name) for name in file.entries}
+        file, given = fixed_file(store.root, state.created), of_learners(store.root, state) if kept is None else {}
+        arrays |= {name: file.array(name, given.get(name)) for name in file.entries}
     aliases = decode_contents(state.created.contents).aliases
     return arrays | {alias: arrays[name].copy() for alias, name in aliases.items()}
 
@@ -87,7 +87,7 @@ def write_model(
                 for entry in places.get(slot.name, ()):
                     file.seek(len(head) + entry.start + WIDTHS[entry.dtype] * slot.start)
                     file.write(narrowed(master[slot.offset : slot.offset + slot.size], entry.dtype))
-        for piece in _fixed(store.root, state.created, places):
+        for piece in _fixed(store.root, state, places, is_newest=kept is None):
             for entry in places[piece.of.name]:
                 values = _as(piece.data, piece.of.dtype, entry.dtype)
                 file.seek(len(head) + entry.start + piece.start * len(values) // len(piece.data))
@@ -104,13 +104,20 @@ class Piece(NamedTuple):
     data: bytes
 
 
-def _fixed(root: Path, created: RunCreated, names: Container[str]) -> Iterator[Piece]:
-    """What of the run's own file has these names; `FileDamaged` at the end of a tensor that is not as it was."""
+def _fixed(root: Path, state: RunState, names: Container[str], is_newest: bool = True) -> Iterator[Piece]:
+    """What is not trained and has these names; `FileDamaged` at the end of a tensor that is not as it was.
+
+    It lies in the run's own file, but for buffers of the newest version, which come from learners.
+    """
+    created = state.created
     wanted = [fixed for fixed in decode_contents(created.contents).fixed if fixed.name in names]
     if not wanted:
         return
-    file = fixed_file(root, created)
+    file, given = fixed_file(root, created), of_learners(root, state) if is_newest else {}
     for fixed in wanted:
+        if fixed.name in given:
+            yield Piece(file.entries[fixed.name], 0, given[fixed.name])
+            continue
         digest, start = xxhash.xxh3_128(), 0
         for data in file.pieces(fixed.name):
             digest.update(data)
@@ -157,7 +164,7 @@ def streamed(root: Path, state: RunState, arrays: Mapping[str, F32], more: Mappi
         if source in arrays:
             yield narrowed(np.ravel(arrays[source]), entry.dtype)
         else:
-            yield from (piece.data for piece in _fixed(root, state.created, {source}))
+            yield from (piece.data for piece in _fixed(root, state, {source}))
 
 
 def _masters(

@@ -101,7 +101,7 @@ def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> in
 
     `genesis` is a file that may have the run's first values.
     """
-    count = _look_at_tape(store) + _look_at_fixed(store, state, genesis)
+    count = _look_at_tape(store) + _look_at_fixed(store, state, genesis) + _look_at_buffers(store, state)
     for fragment in fragments_of(state.created):
         for checkpoint in _files(state, fragment):
             if flaw := _flaw(store, fragment, checkpoint):
@@ -142,6 +142,18 @@ def _look_at_fixed(store: Store, state: RunState, genesis: Path | None) -> int:
                 return 1
     log.warning("repair: what is not trained: %s is damaged or missing: %s", path, fixed_ways_out(store.root))
     return 1
+
+
+def _look_at_buffers(store: Store, state: RunState) -> int:
+    """How many learners' buffers are damaged: the run goes on, and an export, without them."""
+    count = 0
+    for given in state.buffers.values():
+        try:
+            store.get(given.file)
+        except FileDamaged as error:
+            count += 1
+            log.warning("repair: the buffers of %s: %s", given.learner, error)
+    return count
 
 
 def _sha256(path: Path) -> str:

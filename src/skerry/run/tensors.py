@@ -77,10 +77,10 @@ class TensorFile:
         for start in range(0, size, PIECE_BYTES):
             yield self.read(name, start, min(PIECE_BYTES, size - start))
 
-    def array(self, name: str) -> npt.NDArray[Any]:
-        """The whole tensor; bfloat16, which numpy has not, as float32, and what it has not at all as bytes."""
+    def array(self, name: str, instead: bytes | None = None) -> npt.NDArray[Any]:
+        """The whole tensor, or these bytes as one; bfloat16 as float32, what else numpy has not as plain bytes."""
         entry = self.entries[name]
-        data = self.read(name, 0, entry.size)
+        data = self.read(name, 0, entry.size) if instead is None else instead
         if entry.dtype == "BF16":
             return widened(data, "BF16").reshape(entry.shape)
         if entry.dtype not in _NUMPY:

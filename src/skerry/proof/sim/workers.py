@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skerry.core.facts import Checkpointed
 from skerry.core.messages import Contribution, Message, Publication
 from skerry.node.log import Written
 from skerry.node.syncer import Looked, Version, Work
@@ -43,7 +42,7 @@ class TimedWorkers:
 
     def submit(self, work: Callable[[], Work], rank: Rank = "long") -> None:
         done, now = work(), self._timeline.now
-        if isinstance(done, Checkpointed):
+        if not isinstance(done, Looked | Version):
             self._end(done)
             return
         if isinstance(done, Looked):
