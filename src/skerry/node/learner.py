@@ -101,6 +101,14 @@ class Brought(NamedTuple):
 NOTHING = Brought()
 
 
+class Given(NamedTuple):
+    """Buffers as the training half had them after so many steps and tokens."""
+
+    step: int
+    tokens: int
+    data: bytes
+
+
 class LearnerNode:
     """One learner process beside its training loop."""
 
@@ -135,7 +143,7 @@ class LearnerNode:
         self._snapshots: Sequence[Cell] = ()  # what the training half fills
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
         self._labour = Labour()
-        self._given: Gave | None = None  # buffers that no syncer was told of yet
+        self._given: Given | None = None  # buffers that no syncer was told of yet
 
     # ------------------------------------------------------------------------------------------ the syncer's messages
 
@@ -214,7 +222,7 @@ class LearnerNode:
                 case Passed() if self.machine is not None:
                     self._passed(self._with_what_follows(record))
                 case Gave() if self.machine is not None:
-                    self._given = record
+                    self._given = Given(self.machine.step_count, self.machine.tokens, record.data)
                     self._give()
                 case Closed() if self.machine is not None:
                     self.handle(Closing(record.limit_s))
@@ -277,7 +285,7 @@ class LearnerNode:
         """Buffers go to the syncer by value, once somebody is there; newer ones take the place of what is lost."""
         machine, given = self.machine, self._given
         if machine is not None and given is not None and machine.linked:
-            self.link.send(Buffers(self.name, machine.life, machine.step_count, machine.tokens, given.data))
+            self.link.send(Buffers(self.name, machine.life, *given))
             self._given = None
 
     def _drift(self, took: Took, on: Version) -> Array:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from safetensors.numpy import load
 
 from skerry import config as configs
+from skerry.algo.contents import Contents, Fixed
+from skerry.core.facts import Buffered
 from skerry.core.messages import Contribution, Publication, Pull
+from skerry.core.state import decode_fact, state_of
+from skerry.node import training
 from skerry.proof.sim.algebra import BYTES
+from skerry.proof.sim.files import Session
 from skerry.proof.sim.learner import LearnerProcess
 from skerry.proof.sim.network import SimLink
 from skerry.proof.sim.scenario import Scenario
+from skerry.proof.sim.syncer import ROOT
 from skerry.proof.sim.world import World
+from skerry.store import Store
 from skerry.wire.transport import Sent
 
 
@@ -159,3 +167,17 @@ def test_a_learner_that_hangs_at_the_end_costs_nobody_else_anything(monkeypatch)
         account = state.ledger.account(name, 1)
         merged = [world.oracle.merged_to[name, 1, p] for p in range(2)]
         assert merged == [account.step, account.step], "all of it"
+
+
+@pytest.mark.parametrize("seed", [*range(24), 293])  # where a gift waited for a link, and was told of with a later step
+def test_buffers_that_a_run_has_are_those_of_the_step_it_says_and_their_files_are_there(seed, monkeypatch):
+    """Whatever is lost, late, doubled or killed; a learner gives them all the time here."""
+    monkeypatch.setattr(training, "BUFFERS_EVERY", 3)
+    world = World(seed, contents=Contents(fixed=(Fixed("count", "I64", (), "buffer"),)))
+    world.run()
+    with Store.open(ROOT, files=Session(world.disk), readonly=True) as store:
+        state = state_of(store.records)
+        found = {name: load(store.get(given.file))["count"] for name, given in state.buffers.items()}
+        facts = [decode_fact(record.body) for record in store.history() if not record.is_fold]
+    assert found == {name: given.step for name, given in state.buffers.items()}
+    assert set(found) == set(state.lives) and sum(isinstance(fact, Buffered) for fact in facts) > len(found)

@@ -15,6 +15,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
+from safetensors.numpy import save
 
 from skerry.algo.fragments import Fragment
 from skerry.core.events import LearnerEvent, Ticked, Told, Unlinked
@@ -137,6 +139,10 @@ class LearnerProcess:
             cell.mark(mark)
 
         self.copied(end)
+
+    def read_buffers(self) -> bytes:
+        """Of a model that counts its steps."""
+        return save({"count": np.array(self.step_count)})
 
     def base_of(self, p: int) -> Any:
         """What the live parameters stand on; the node may not know yet that they do."""

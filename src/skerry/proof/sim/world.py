@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from skerry.algo.contents import Contents
 from skerry.algo.fragments import Fragment, Layout, Tensor, fragments_wanted, gather, layout_of
 from skerry.node.algebra import FLOAT32, Algebra
 from skerry.proof.chaos.plan import Fault
@@ -31,7 +32,7 @@ from skerry.proof.sim.scenario import Scenario, draw
 from skerry.proof.sim.syncer import ROOT, SyncerProcess
 from skerry.proof.sim.timeline import Timeline
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import begin
+from skerry.run.genesis import UNSAID, begin
 from skerry.store.files import FileSystem
 from skerry.store.store import Store
 
@@ -50,10 +51,16 @@ class World(Timeline):
     """Virtual time and everything that happens in it."""
 
     def __init__(
-        self, seed: int, *, tensors: bool = False, scenario: Scenario | None = None, plan: Sequence[Fault] = ()
+        self,
+        seed: int,
+        *,
+        tensors: bool = False,
+        scenario: Scenario | None = None,
+        plan: Sequence[Fault] = (),
+        contents: Contents = UNSAID,
     ) -> None:
         super().__init__()
-        self.seed = seed
+        self.seed, self.contents = seed, contents
         self.scenario = scenario or draw(seed)
         self.random = random.Random(f"world {seed}")
         self.turn_random = random.Random(f"turns {seed}")
@@ -87,7 +94,7 @@ class World(Timeline):
 
     def _create(self) -> None:
         with Store.open(ROOT, files=cast(FileSystem, Session(self.disk)), clock=self.wall_clock) as store:
-            created = begin(store, self.scenario.config, self.layout, self._zeros, self.algebra)
+            created = begin(store, self.scenario.config, self.layout, self._zeros, self.algebra, contents=self.contents)
             self.oracle.acked(store, [record.body for record in store.history()])
         self.fragments = fragments_of(created)
         count = len(self.fragments)
