@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry import errors
-from skerry.core.messages import PROTOCOL, Contribution, Done, FragmentPosition, Hello, Publication, Report, Welcome
+from skerry.core.messages import (
+    PROTOCOL,
+    Buffers,
+    Contribution,
+    Done,
+    FragmentPosition,
+    Hello,
+    Publication,
+    Report,
+    Welcome,
+)
 from skerry.errors import ProtocolError
 from skerry.memory import Arrays
 from skerry.wire import frames
@@ -32,6 +42,7 @@ from wire.samples import sample
 
 HELLO = sample(Hello, protocol=PROTOCOL, learner="fern", layout=b"layout" * 10, frozen={"base.weight": b"digest"})
 REPORT = sample(Report, learner="fern", positions=(FragmentPosition(0, 1, 2, 3), FragmentPosition(1, 2, 3, 4)))
+BUFFERS = sample(Buffers, learner="fern", step=3, data=b"values")
 
 
 def contribution(payload_bytes, seq=1):
@@ -69,8 +80,8 @@ def seen(items):
 
 def test_messages_and_payloads_round_trip():
     payload = random.Random(1).randbytes(2 * CHUNK_BYTES + 17)
-    stream = encode(HELLO) + b"".join(bulk(7, contribution(len(payload)), payload)) + encode(REPORT)
-    expected = [(HELLO, None), (contribution(len(payload)), payload), (REPORT, None)]
+    stream = encode(HELLO) + b"".join(bulk(7, contribution(len(payload)), payload)) + encode(REPORT) + encode(BUFFERS)
+    expected = [(HELLO, None), (contribution(len(payload)), payload), (REPORT, None), (BUFFERS, None)]
     assert seen(open_parser().feed(stream)) == expected
 
 
