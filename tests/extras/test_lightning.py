@@ -138,7 +138,8 @@ def test_the_example_is_killed_and_goes_on_from_its_checkpoint_in_the_same_run(t
     steps = [int(step) for step in re.findall(r"step +(\d+)", (tmp_path / "life-2.txt").read_text())]
     assert steps and steps[0] >= 100, "it went on with Lightning's steps"
     for account in state.ledger.accounts.values():
-        assert account.step and account.tokens == account.step * 2 * 32 * 9
+        missing = account.step * 2 * 32 * 9 - account.tokens
+        assert account.step and missing in (0, 32 * 9), "after a resume, Lightning 2.4 has a step of one batch"
     module = example("lightning_loop").NextByte()
     losses = []
     for values in (first, last):
