@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from skerry.core.facts import Stretch
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
@@ -67,6 +68,7 @@ class Report(Struct, frozen=True, tag=True):
     adopt_s: float = 0.0
     round_steps: int = 0  # from a snapshot to the boundary that adopts the version with it, less those that it lay
     #                       waiting for its round to close; of the last that saw no outage
+    alone: Stretch = Stretch()  # the last that it did without a syncer for longer than `learner.alone_steps_max`
 
 
 class Contribution(Struct, frozen=True, tag=True):

@@ -226,7 +226,8 @@ class LearnerNode:
         if machine is None:
             news = News(trouble=trouble)
         else:
-            news = News(machine.progress, machine.linked, machine.is_stop_asked, machine.is_done, trouble)
+            how = (machine.progress, machine.linked, machine.is_stop_asked, machine.is_done)
+            news = News(*how, trouble, machine.alone_steps)
         if news != self._news:
             self._news = news
             self._mailbox.send(news)

@@ -61,6 +61,7 @@ class News(Record, frozen=True):
     is_stop_asked: bool = False
     is_done: bool = False
     trouble: str = ""  # why no syncer has this learner at present
+    alone_steps: int = 0  # taken since the link was lost; 0 while there is one
 
 
 class Want(Record, frozen=True):
