@@ -76,3 +76,9 @@ def test_a_bound_on_links_is_none_or_one_that_lets_something_through():
         configs.validate(run_of(wire=configs.Wire(mbit_max_up=mbit, mbit_max_down=mbit)))
     with pytest.raises(ConfigError, match=r"wire.mbit_max_down = 1e-300: from 0.01 Mbit/s, or 0 for no bound"):
         configs.validate(run_of(wire=configs.Wire(mbit_max_down=1e-300)))
+
+
+def test_a_stored_configuration_without_a_key_does_what_it_did_before_there_was_one():
+    stored = configs.encode(run_of()).replace(b',"alone_steps_max":300', b"")
+    assert b"alone_steps_max" not in stored and configs.decode(stored).learner.alone_steps_max == 0
+    assert configs.decode(configs.encode(run_of())) == run_of()

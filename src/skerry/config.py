@@ -139,6 +139,7 @@ class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adopt: Literal["rebase", "overwrite", "blend"] = "rebase"
     adopt_alpha: float = 0.5  # blend alone
     leave_timeout_s: float = 5.0
+    alone_steps_max: int = 300  # without a syncer; beyond it what was done alone spends no budget; 0: it always does
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -426,6 +427,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("learner.join_warmup", 0, 10**6),
     ("learner.leave_timeout_s", 0, 3600),
     ("learner.adopt_alpha", 0, 1),
+    ("learner.alone_steps_max", 0, 10**9),
 )
 
 
@@ -433,5 +435,10 @@ def encode(config: Config) -> bytes:
     return msgspec.json.encode(config)
 
 
+_BEFORE: dict[str, dict[str, Any]] = {"learner": {"alone_steps_max": 0}}
+
+
 def decode(data: bytes) -> Config:
-    return msgspec.json.decode(data, type=Config)
+    """A run's configuration as it is stored: without a key it does what runs did before there was one (`_BEFORE`)."""
+    tables = msgspec.json.decode(data, type=dict[str, dict[str, Any]])
+    return msgspec.convert(tables | {name: keys | tables.get(name, {}) for name, keys in _BEFORE.items()}, Config)

@@ -33,6 +33,7 @@ from skerry.core.facts import (
     Sampled,
     Seen,
     SteppedBack,
+    Stretch,
     Witnessed,
 )
 from skerry.core.ledger import MERGED
@@ -40,7 +41,7 @@ from skerry.core.state import decode_fact, fold
 from skerry.proof.sim.world import World
 
 CONFIG = configs.Config(
-    run=configs.Run(learners=3, steps=100),
+    run=configs.Run(learners=3, steps=8),
     sync=configs.Sync(num_fragments=2, sync_every=8, quorum=0.5, warm_share=0.2, warm_every=4, warm_steps=20),
 )
 PLAIN = {"rule": "mean", "outer": "sgd", "lr": 1.0, "momentum": 0.0}
@@ -627,6 +628,21 @@ def test_time_and_progress_never_go_back():
 
 
 # ------------------------------------------------------------------------------------------ measured beside the run
+
+
+def test_the_closing_begins_when_the_budget_is_spent_by_what_is_not_discarded():
+    facts = clean()
+    larger = replace(CONFIG, run=replace(CONFIG.run, steps=9))  # 27 steps where 26 were taken and not discarded
+    facts[0] = replace(facts[0], config=configs.encode(larger))
+    assert only_line(audited(facts)).startswith("budget: PhaseChanged closing: 0.96")
+
+
+@pytest.mark.parametrize("alone", [Stretch(0, 0, 3, 30), Stretch(0, 0, 9, 10**6), Stretch(0, 0, 10**6, 30)])
+def test_only_what_was_done_and_is_longer_than_the_bound_spends_no_budget(alone):
+    facts = clean()
+    facts[0] = replace(facts[0], config=configs.encode(replace(CONFIG, learner=configs.Learner(alone_steps_max=3))))
+    facts[CLOSED] = replace(facts[CLOSED], seen=(replace(facts[CLOSED].seen[0], alone=alone), *facts[CLOSED].seen[1:]))
+    assert only_line(audited(facts)).startswith("budget: PhaseChanged closed: it was not alone like that")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from node.test_peers import Caller, House
 from skerry.core.admission import SUM_MAX, contradiction
 from skerry.core.audit import Audit
+from skerry.core.facts import Stretch
 from skerry.core.ledger import Account, Ledger, Settled
 from skerry.core.messages import (
     COUNT_MAX,
@@ -69,7 +70,7 @@ def read(message):
 def test_a_field_out_of_bounds_is_not_decoded(whole):
     read(whole)
     bounded = {f.name: get_args(f.type)[0] for f in msgspec.structs.fields(type(whole)) if get_args(f.type)}
-    assert {f.name for f in msgspec.structs.fields(type(whole))} - bounded.keys() <= {"loss"}, "all that is decided by"
+    assert {f.name for f in msgspec.structs.fields(type(whole))} - bounded.keys() <= {"loss", "alone"}, "all else"
     for name, kind in bounded.items():
         for wrong in WRONG.get(kind, ("\x1b[31m",)):
             with pytest.raises(ProtocolError, match="cannot decode a frame"):
@@ -134,8 +135,19 @@ def test_a_run_counts_no_further_than_its_tape_can_write():
         replace(REPORT, step=2, tokens=20, step_s=5e-324),
         replace(REPORT, step=2, tokens=20, positions=(replace(POSITION, mark_step=3),) * 3),
         replace(REPORT, step=2, tokens=20, positions=(replace(POSITION, mark_tokens=21),) * 3),
+        replace(REPORT, step=2, tokens=20, alone=Stretch(0, 0, 3, 20)),
+        replace(REPORT, step=2, tokens=20, alone=Stretch(0, 0, 2, 2**64 - 1)),
+        replace(REPORT, step=2, tokens=20, alone=Stretch(-9, 0, 2, 20)),
     ],
-    ids=["tokens without steps", "a step of no time", "settled steps that were not taken", "settled tokens"],
+    ids=[
+        "tokens without steps",
+        "a step of no time",
+        "settled steps that were not taken",
+        "settled tokens",
+        "alone and not done",
+        "alone with tokens that were not",
+        "alone before the beginning",
+    ],
 )
 def test_a_report_that_does_not_add_up_costs_its_sender_the_connection(tmp_path, report):
     house = House(tmp_path)
@@ -160,7 +172,7 @@ REPORTS = st.builds(
     st.sampled_from(["training", "stopped", "leaving", "left"]), st.tuples(POSITIONS, POSITIONS, POSITIONS),
     step_gap_s_max=SECONDS, bytes_up=COUNTS, bytes_down=COUNTS, loss=st.floats(), fast_forwards=COUNTS,
     payload_bytes=COUNTS, payload_s=SECONDS, encoded=COUNTS, encode_s=SECONDS, adopted=COUNTS, adopt_s=SECONDS,
-    round_steps=COUNTS,
+    round_steps=COUNTS, alone=st.one_of(st.just(Stretch()), st.builds(Stretch, COUNTS, COUNTS, COUNTS, COUNTS)),
 )  # fmt: skip
 CONTRIBUTIONS = st.builds(
     Contribution, st.just("a"), st.just(1), COUNTS, st.integers(0, 2), st.sampled_from([FULL, 0, 0, 1, 9]), COUNTS,
@@ -169,19 +181,28 @@ CONTRIBUTIONS = st.builds(
 
 
 def fitting(message):
-    """Half of what is drawn would be dropped for its marks alone: those are made to fit."""
+    """Half of what is drawn would be dropped for its marks, or for what was done alone: those are made to fit."""
     if isinstance(message, Contribution):
         return message
-    at = [replace(p, mark_step=min(p.mark_step, message.step), mark_tokens=min(p.mark_tokens, message.tokens))
-          for p in message.positions]  # fmt: skip
-    return replace(message, positions=tuple(at))
+    steps, tokens = message.step, message.tokens
+    positions = [
+        replace(at, mark_step=min(at.mark_step, steps), mark_tokens=min(at.mark_tokens, tokens))
+        for at in message.positions
+    ]
+    low, high = sorted([min(message.alone.from_step, steps), min(message.alone.to_step, steps)])
+    least, most = sorted([min(message.alone.from_tokens, tokens), min(message.alone.to_tokens, tokens)])
+    return replace(message, positions=tuple(positions), alone=Stretch(low, least, high, most))
 
 
 class Siege:
     """One hostile learner, which comes again whenever it is dropped, and the syncer's clock."""
 
     def __init__(self, root):
-        self.house, self.now, self.values = House(root, steps=10**5), 0.0, np.random.default_rng(1)
+        self.house, self.now, self.values = (
+            House(root, steps=10**5, learner={"alone_steps_max": 2}),
+            0.0,
+            np.random.default_rng(1),
+        )
         self.caller = None
 
     def say(self, message):

@@ -611,9 +611,15 @@ def test_a_pull_is_answered_at_the_next_boundary_and_the_training_thread_never_w
         pair.unlink("a")
         pair.run(50)
         assert loop.machine.step_count >= 50 and not loop.training.stand()
+        loop.node.tell_news()
+        loop.training.stand()
+        assert loop.training.alone_steps == 50 and not loop.training.is_linked
         pulled = []
         pair.tap = lambda who, message, payload: pulled.append(type(message)) or (message, payload)
         pair.link("a")
+        loop.node.tell_news()
+        loop.training.stand()
+        assert loop.training.alone_steps == 0 and loop.training.is_linked
         pair.run(10)
         assert Pull in pulled
         check_work(pair)

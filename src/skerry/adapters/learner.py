@@ -219,6 +219,11 @@ class BaseLearner:
         return self.status().connected
 
     @property
+    def alone_steps(self) -> int:
+        """Steps taken since the syncer was lost; 0 while there is one. Beyond a bound they spend no budget."""
+        return self.status().alone_steps
+
+    @property
     def progress(self) -> float:
         """Share of the run's budget that is spent, for learning-rate schedules; 0 without a syncer."""
         return self.status().progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from skerry.core.facts import Row
+from skerry.core.facts import Row, Stretch
 from skerry.core.ledger import MERGED, Ledger, Settled
 from skerry.core.messages import STEP_S_MIN, Contribution, Report
 from skerry.core.vocabulary import Flaw, Refusal
@@ -17,13 +17,28 @@ from skerry.core.vocabulary import Flaw, Refusal
 SUM_MAX = 1 << 62  # of all work in a run's books: more cannot be written down
 
 
-def illegal(report: Report, ledger: Ledger) -> str:
+def illegal(report: Report, ledger: Ledger, alone_steps_max: int) -> str:
     """What nobody would report who keeps to the protocol, beside what is known of that life; empty if it is fine."""
     if any(at.mark_step > report.step or at.mark_tokens > report.tokens for at in report.positions):
         return "a report of work that is settled and was not done"
     if 0 < report.step_s < STEP_S_MIN:
         return f"a report of a step of {report.step_s} s"
+    if not _was_alone(report, ledger, alone_steps_max):
+        return "a report of work done alone that was not done so, or is told of already"
     return contradiction(report.learner, report.life, report.step, report.tokens, ledger)
+
+
+def _was_alone(report: Report, ledger: Ledger, alone_steps_max: int) -> bool:
+    """What it says it did alone is longer than the bound, was done, and lies behind what it said of that before."""
+    alone, account = report.alone, ledger.accounts.get(f"{report.learner}/{report.life}")
+    if alone == Stretch():
+        return True
+    is_long = 0 < alone_steps_max < alone.to_step - alone.from_step
+    is_done = alone.to_step <= report.step and 0 <= alone.from_tokens <= alone.to_tokens <= report.tokens
+    before = account.alone[-1] if account is not None and account.alone else Stretch()
+    is_known = alone.to_step <= before.to_step
+    is_apart = alone.from_step >= before.to_step and alone.from_tokens >= before.to_tokens
+    return is_long and is_done and (is_known or is_apart)
 
 
 def contradiction(learner: str, life: int, step: int, tokens: int, ledger: Ledger) -> str:

@@ -14,6 +14,8 @@ wrong. A violation is one line: the invariant, the fact, and the values that dis
     I13  epochs and lives rise by one; only the current epoch commits; only lives that began have work
     I15  the state comes from the run's creation, which happens once
     I18  a kept version is made of checkpoints; a rollback takes every fragment to one, or none
+    budget: the closing begins when it is spent, and neither what is discarded nor what a learner did alone for
+         longer than the run's bound spends any of it
     clock, phase: time, progress and phases never go back
 """
 
@@ -280,8 +282,23 @@ class Audit:
         if fact.phase == "closing":
             versions = tuple(f.version for f in state.fragments)
             self._demand(fact.versions == versions, "I3", "begins with {}, the newest are {}", fact.versions, versions)
+            self._spent(state, fact.seen)
         if fact.phase == "closed":
             self._nothing_pending(state, {f"{s.learner}/{s.life}": s for s in fact.seen})
+
+    def _spent(self, state: RunState, seen: Iterable[Seen]) -> None:
+        """The closing begins when the budget is spent, by work that is not discarded."""
+        (steps, tokens), count = state.ledger.kept, len(state.fragments)
+        for at in seen:
+            known = state.ledger.accounts.get(f"{at.learner}/{at.life}", Account([Settled()] * count))
+            steps += max(0, at.step - known.step) * count
+            tokens += max(0, at.tokens - known.tokens) * count
+            if not known.alone or at.alone.to_step > known.alone[-1].to_step:
+                steps -= sum(max(0, at.alone.to_step - max(at.alone.from_step, s.step)) for s in known.settled)
+                tokens -= sum(max(0, at.alone.to_tokens - max(at.alone.from_tokens, s.tokens)) for s in known.settled)
+        spent = expected.spent(self._config.run, count, steps, tokens)
+        is_spent = spent is None or spent >= 1 - expected.ROUNDING
+        self._demand(is_spent, "budget", "{} of it is spent", spent and float(spent))
 
     def _nothing_pending(self, state: RunState, seen: dict[str, Seen]) -> None:
         for key, account in state.ledger.accounts.items():
@@ -461,10 +478,23 @@ class Audit:
 
     def _seen(self, state: RunState, seen: Iterable[Seen]) -> None:
         for one in seen:
-            if self._began(state, one.learner, one.life) and state.phase == "closed":
-                at = state.ledger.account(one.learner, one.life)
+            if not self._began(state, one.learner, one.life):
+                continue
+            at = state.ledger.accounts.get(f"{one.learner}/{one.life}", Account([]))
+            self._was_alone(at, one)
+            if state.phase == "closed":
                 is_old = one.step <= at.step and one.tokens <= at.tokens
                 self._demand(is_old, "I2", "produced after the end: {}", one)
+
+    def _was_alone(self, at: Account, one: Seen) -> None:
+        """A stretch that spends no budget is longer than the bound, was done, and is apart from those before."""
+        alone = one.alone
+        if alone.to_step and alone not in at.alone:
+            is_long = 0 < self._config.learner.alone_steps_max < alone.to_step - alone.from_step
+            steps, tokens = max(one.step, at.step), max(one.tokens, at.tokens)
+            is_done = alone.to_step <= steps and 0 <= alone.from_tokens <= alone.to_tokens <= tokens
+            is_apart = all(alone.from_step >= before.to_step for before in at.alone)
+            self._demand(is_long and is_done and is_apart, "budget", "it was not alone like that: {}", one)
 
     def _rows(self, state: RunState, rows: Iterable[Row]) -> None:
         """Each begins where the last of its life and fragment ended; rows of one fact follow each other too."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-from skerry.config import Config, Sync
+from skerry.config import Config, Run, Sync
 from skerry.core.vocabulary import Stage
 
 ROUNDING = Fraction(1, 2**50)  # relative: a handful of float operations, each off by at most 2^-53
@@ -36,6 +36,17 @@ class HowFar(NamedTuple):
 def steps_merged(config: Config, fragment_count: int, merges: int) -> Fraction:
     """A version of every fragment is worth the warm stage's H, for each learner."""
     return Fraction(merges * sync_every(config.sync, "warm") * config.run.learners, fragment_count)
+
+
+def spent(run: Run, fragment_count: int, steps: int, tokens: int) -> Fraction | None:
+    """Of the budget, by so much work on all fragments that was not discarded; None where the budget is time."""
+    if run.minutes:
+        return None
+    return (
+        Fraction(tokens, run.tokens * fragment_count)
+        if run.tokens
+        else Fraction(steps, run.steps * run.learners * fragment_count)
+    )
 
 
 def weight(tokens: int, steps: int) -> float:

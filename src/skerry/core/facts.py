@@ -70,6 +70,15 @@ class Row(Struct, frozen=True, array_like=True):
         return self.to_tokens - self.from_tokens
 
 
+class Stretch(Struct, frozen=True, array_like=True):
+    """Work of one life on every fragment, (from, to]; from the beginning to the beginning: none."""
+
+    from_step: int = 0
+    from_tokens: int = 0
+    to_step: int = 0
+    to_tokens: int = 0
+
+
 class Seen(Struct, frozen=True, array_like=True):
     """The highest position of a life the syncer has seen, with its cumulative traffic."""
 
@@ -80,6 +89,7 @@ class Seen(Struct, frozen=True, array_like=True):
     bytes_up: int
     bytes_down: int
     step_gap_s_max: float
+    alone: Stretch = Stretch()  # the last that spends no budget: it was done without a syncer
 
 
 class Part(Struct, frozen=True, array_like=True):

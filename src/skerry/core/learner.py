@@ -18,6 +18,12 @@ A rollback: the welcome says from which version on each fragment counts. A learn
 learned from what was rolled back, so all of its drift is given up, with its optimizer's state, at the boundary where it
 has adopted such a version of every fragment. Until then it contributes nothing.
 
+Alone: a learner whose link is lost trains on, and what it did is merged when a syncer is back. If that was more than
+`learner.alone_steps_max` steps, its reports say so, and the work spends nothing of the run's budget: it is worth
+something, but less than as many steps together (docs/LOG.md). Steps count from the loss of the link, and go on counting
+over links that brought no version. No contribution of so many steps is made before the welcome: it could come before
+the first report.
+
 The way out: once the training loop has closed, every event is followed by a look at whether the process may end. The
 last report says "left", `Leave` says why, and after that the machine does nothing any more.
 """
@@ -50,6 +56,7 @@ from skerry.core.events import (
     Unlinked,
     Unusable,
 )
+from skerry.core.facts import Stretch
 from skerry.core.messages import (
     FULL,
     STEP_S_MAX,
@@ -137,6 +144,8 @@ class LearnerMachine:
         self._loss = 0.0
         self._round_steps = 0
         self._linked_step = 0  # since which the link is up
+        self._lost_at: tuple[int, int] | None = None  # steps and tokens, of a link; None: versions have come since
+        self._alone = Stretch()  # the last that was too long
         self._lossless = False
         self._forwarding: set[int] = set()  # fragments that a fast-forward has yet to overwrite
         self._is_to_forget = False  # all of its drift, once no fragment stands on what was rolled back
@@ -167,6 +176,15 @@ class LearnerMachine:
     def steps_merged(self) -> int:
         """Of this life, those whose work on every fragment is known to be in the run."""
         return min(p.mark_step - p.given_up_steps for p in self.positions)
+
+    @property
+    def alone_steps(self) -> int:
+        """Taken since the link was lost; 0 while there is one."""
+        return 0 if self.linked else self._steps_since_lost
+
+    @property
+    def _steps_since_lost(self) -> int:
+        return 0 if self._lost_at is None else self.step_count - self._lost_at[0]
 
     @property
     def is_done(self) -> bool:
@@ -267,6 +285,8 @@ class LearnerMachine:
         position.is_asked = False
         if position.outstanding is not None or self.step_count <= position.mark_step or self._is_giving_up:
             return
+        if not self.linked and self._is_alone_too_long:
+            return  # it is asked again
         self._seq += 1
         position.outstanding = Contribute(
             life=self.life,
@@ -334,6 +354,8 @@ class LearnerMachine:
 
     def _unlinked(self) -> None:
         self.linked = False
+        if self._lost_at is None:
+            self._lost_at = (self.step_count, self.tokens)
         for position in self.positions:
             position.order = 0
 
@@ -359,7 +381,16 @@ class LearnerMachine:
         for position, since in zip(self.positions, message.since, strict=False):  # none of a syncer that knows of none
             position.since = since
         self._is_to_forget |= any(position.is_rolled_back for position in self.positions)
+        if self._lost_at is not None and self._is_alone_too_long:
+            self._alone = Stretch(*self._lost_at, self.step_count, self.tokens)
+            self._lost_at = None
+            for position in self.positions:
+                position.is_asked = False  # on another link: a contribution could overtake the report that says this
         self._reported_at = float("-inf")
+
+    @property
+    def _is_alone_too_long(self) -> bool:
+        return 0 < self.config.learner.alone_steps_max < self._steps_since_lost
 
     def _obey(self, message: Pull | Publication | Rejected | Stop | Done, now: float) -> None:
         match message:
@@ -415,6 +446,7 @@ class LearnerMachine:
         position = self.positions[event.fragment]
         position.base_version = event.version
         position.want_full = False
+        self._lost_at = None if self.linked else self._lost_at
         outstanding = position.outstanding
         if event.took_out and outstanding is not None and outstanding.seq == event.took_out:
             position.mark_step, position.mark_tokens = outstanding.to_step, outstanding.to_tokens
@@ -474,6 +506,7 @@ class LearnerMachine:
             adopted=labour.adopted,
             adopt_s=labour.adopt_s,
             round_steps=self._round_steps,
+            alone=self._alone,
         )
 
     def _do(self, action: LearnerAction) -> None:

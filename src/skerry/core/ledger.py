@@ -3,6 +3,9 @@
 The unit is one token's work on one fragment. For each (learner, life, fragment) the booked rows tile (0, settled], so
 `produced = merged + discarded + pending` holds to the token: each row is booked once, each begins where the last ended.
 Positions only grow. The ledger knows nothing of rounds, versions or messages.
+
+Work that a learner did alone for too long has its fate like any other, but spends no budget: `kept` leaves it out. What
+of it is discarded is left out once.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from skerry.core.facts import Row, Seen
+from skerry.core.facts import Row, Seen, Stretch
 from skerry.core.vocabulary import Fate
 
 MERGED: Fate = "merged"
@@ -35,6 +38,7 @@ class Account(Struct):
     bytes_up: int = 0
     bytes_down: int = 0
     step_gap_s_max: float = 0.0
+    alone: list[Stretch] = field(default_factory=list)  # in order, and apart from each other
 
 
 class Totals(Struct):
@@ -68,12 +72,14 @@ class Ledger(Struct):
     merged: int = 0
     discarded: dict[Fate, int] = field(default_factory=dict)
     discarded_steps: int = 0  # steps x fragments
+    alone_steps: int = 0  # the same of what was done alone for too long and is not discarded,
+    alone_tokens: int = 0  # and in tokens x fragments
 
     @property
     def kept(self) -> Work:
-        """What is merged, or may still be."""
-        steps = self.steps * self.fragment_count - self.discarded_steps
-        return Work(steps, self.produced - sum(self.discarded.values()))
+        """What is merged, or may still be, and spends the budget."""
+        steps = self.steps * self.fragment_count - self.discarded_steps - self.alone_steps
+        return Work(steps, self.produced - sum(self.discarded.values()) - self.alone_tokens)
 
     def account(self, learner: str, life: int) -> Account:
         key = f"{learner}/{life}"
@@ -93,9 +99,11 @@ class Ledger(Struct):
             or seen.bytes_up > account.bytes_up
             or seen.bytes_down > account.bytes_down
             or seen.step_gap_s_max > account.step_gap_s_max
+            or seen.alone.to_step > _last(account).to_step
         )
         if not is_new:
             return False
+        self._leave_out(account, seen.alone)
         self._raise(account, seen.step, seen.tokens)
         account.bytes_up = max(account.bytes_up, seen.bytes_up)
         account.bytes_down = max(account.bytes_down, seen.bytes_down)
@@ -104,7 +112,7 @@ class Ledger(Struct):
 
     def seen(self, learner: str, life: int) -> Seen:
         a = self.account(learner, life)
-        return Seen(learner, life, a.step, a.tokens, a.bytes_up, a.bytes_down, a.step_gap_s_max)
+        return Seen(learner, life, a.step, a.tokens, a.bytes_up, a.bytes_down, a.step_gap_s_max, _last(a))
 
     def book(self, rows: Iterable[Row]) -> None:
         """Settle each row; it must begin exactly where the last one of its fragment ended."""
@@ -121,6 +129,19 @@ class Ledger(Struct):
             else:
                 self.discarded[row.fate] = self.discarded.get(row.fate, 0) + row.tokens
                 self.discarded_steps += row.steps
+                for stretch in account.alone:
+                    common = _common(row, stretch)
+                    self.alone_steps -= common.steps
+                    self.alone_tokens -= common.tokens
+
+    def _leave_out(self, account: Account, stretch: Stretch) -> None:
+        """Of the budget; what of it is settled already has its fate, and was counted."""
+        if stretch.to_step <= _last(account).to_step:
+            return
+        account.alone.append(stretch)
+        for at in account.settled:
+            self.alone_steps += max(0, stretch.to_step - max(stretch.from_step, at.step))
+            self.alone_tokens += max(0, stretch.to_tokens - max(stretch.from_tokens, at.tokens))
 
     def _raise(self, account: Account, step: int, tokens: int) -> None:
         if step > account.step:
@@ -150,6 +171,7 @@ class Ledger(Struct):
         return Totals(produced, self.merged, pending, dict(sorted(self.discarded.items())))
 
     def check(self) -> None:
+        assert min(self.alone_steps, self.alone_tokens, *self.kept) >= 0, (self.alone_steps, self.kept)
         for key, account in self.accounts.items():
             for settled in account.settled:
                 assert settled.step <= account.step and settled.tokens <= account.tokens, (
@@ -159,3 +181,14 @@ class Ledger(Struct):
                 )
         totals = self.totals()
         assert totals.balance == 0 and totals == self.sums(), (totals, self.sums())
+
+
+def _last(account: Account) -> Stretch:
+    return account.alone[-1] if account.alone else Stretch()
+
+
+def _common(row: Row, stretch: Stretch) -> Work:
+    """What a row and a stretch of the same life have in common: positions in steps and in tokens grow together."""
+    steps = min(row.to_step, stretch.to_step) - max(row.from_step, stretch.from_step)
+    tokens = min(row.to_tokens, stretch.to_tokens) - max(row.from_tokens, stretch.from_tokens)
+    return Work(max(0, steps), max(0, tokens))

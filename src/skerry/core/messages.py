@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from skerry.core.facts import Stretch
 from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
@@ -93,6 +94,7 @@ class Report(Struct, frozen=True, tag=True):
     adopt_s: Seconds = 0.0
     round_steps: Count = 0  # from a snapshot to the boundary that adopts the version with it, less those that it lay
     #                       waiting for its round to close; of the last that saw no outage
+    alone: Stretch = Stretch()  # the last that it did without a syncer for longer than `learner.alone_steps_max`
 
 
 class Contribution(Struct, frozen=True, tag=True):

@@ -710,4 +710,4 @@ class SyncerMachine:
 
 
 def _seen_in(r: Report) -> Seen:
-    return Seen(r.learner, r.life, r.step, r.tokens, r.bytes_up, r.bytes_down, r.step_gap_s_max)
+    return Seen(r.learner, r.life, r.step, r.tokens, r.bytes_up, r.bytes_down, r.step_gap_s_max, r.alone)

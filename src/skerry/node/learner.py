@@ -243,7 +243,7 @@ class LearnerNode:
             news = News(trouble=trouble)
         else:
             told = (machine.progress, machine.linked, machine.is_stop_asked, machine.is_done)
-            news = News(*told, trouble, machine.steps_merged)
+            news = News(*told, trouble, machine.steps_merged, machine.alone_steps)
         if news != self._news:
             self._news = news
             self._mailbox.send(news)

@@ -63,6 +63,7 @@ class News(Record, frozen=True):
     is_done: bool = False
     trouble: str = ""  # why no syncer has this learner at present
     steps_merged: int = 0  # of this life, that are known to be in the run
+    alone_steps: int = 0  # taken since the link was lost; 0 while there is one
 
 
 class Want(Record, frozen=True):

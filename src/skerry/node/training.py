@@ -163,6 +163,11 @@ class TrainingHalf:
         return self._news.steps_merged
 
     @property
+    def alone_steps(self) -> int:
+        """Taken since the link was lost, as far as the node has heard; 0 while there is one."""
+        return self._news.alone_steps
+
+    @property
     def is_stop_asked(self) -> bool:
         """The run is to be closed."""
         return self._news.is_stop_asked

@@ -84,6 +84,7 @@ class Standing:
     is_running: bool = True  # the run wants further steps
     connected: bool = False  # to a syncer that has taken it in
     trouble: str = ""  # why it is not
+    alone_steps: int = 0  # taken since it lost its syncer; 0 while it has one
     steps: int = 0  # taken since this process joined,
     steps_merged: int = 0  # and how many of those are known to be in the run
     prior_steps: int = 0  # of its earlier lives
@@ -233,6 +234,7 @@ class LearnerShell:
             is_running=half.wants_steps and not self._is_closed,
             connected=half.is_linked and not self._is_closed,
             trouble="" if half.is_linked else half.trouble,
+            alone_steps=half.alone_steps,
             steps=self._steps,
             steps_merged=self._steps_merged + half.steps_merged,
             prior_steps=half.prior_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from skerry.proof.lab.feed import HELD_OUT_ROWS
 from skerry.proof.lab.job import CURVE_BATCHES, run
 from skerry.proof.lab.laboratory import STEP_S, Laboratory
 from skerry.proof.lab.results import Results
-from skerry.proof.lab.study import Job, Result, Setting
+from skerry.proof.lab.study import Job, Result, Setting, Trial
 from skerry.run.delays import NONE, Delays
 from skerry.train.data import Corpus, Stream, held_out_batches
 from skerry.train.gpt import GPT
@@ -40,6 +41,7 @@ SMALL = {
 }  # fmt: skip
 MBIT_S = 0.02  # a fragment takes about four steps
 SLOW = Delays(encode_ns=1e5, adopt_ns=2e5, inspect_ns=1e4, merge_ns=2e5, commit_s=0.1)  # a sync takes steps
+OUTAGE = {"outage_at": 0.5, "outage_steps": 30}
 DEATHS = {"speeds": (1, 0.5), "dead_share": 0.3, "dead_steps": 6}
 
 
@@ -83,6 +85,7 @@ WEATHERS: dict[str, Job] = {
     "unequal speeds and deaths": job_of(**DEATHS),
     "one comes for the middle half": job_of(away_half=1),
     "a slow link": job_of(mbit_s=MBIT_S),
+    "the syncer is away": job_of({"learner.alone_steps_max": 10}, **OUTAGE),
     "slow machines": job_of(delays=SLOW),
     "overwrite": job_of({"learner.adopt": "overwrite"}, speeds=(1, 0.5)),
     "blend": job_of({"learner.adopt": "blend"}, speeds=(1, 0.5)),
@@ -415,3 +418,37 @@ def test_a_run_that_blows_up_has_diverged_and_its_result_can_be_kept(
     Results(tmp_path / "results.jsonl").append(result)
     kept = Results(tmp_path / "results.jsonl").of(job)
     assert msgspec.json.encode(kept) == msgspec.json.encode(result)
+
+
+# ---------------------------------------------------------------------------------------------- the syncer is away
+
+
+def away(tmp_path: Path, bound: int, **trial: Any) -> tuple[Laboratory, int]:
+    """The world after an outage of the syncer, and the steps that were merged on all fragments; none is discarded."""
+    world = lived(job_of({"learner.alone_steps_max": bound}, **OUTAGE, trial=Trial(**trial)), tmp_path)
+    rows = [row for fact in facts_of(tmp_path / "run") if isinstance(fact, Committed) for row in fact.decision.rows]
+    assert {row.fate for row in rows} == {"merged"}
+    assert sum(row.steps for row in rows) == 4 * sum(steps_by_learner(world))
+    return world, sum(row.steps for row in rows)
+
+
+def test_lone_work_spends_the_budget_where_there_is_no_bound(tmp_path: Path) -> None:
+    _, merged = away(tmp_path, 0)
+    assert STEPS <= merged / (4 * LEARNERS) <= STEPS + 12, "half of the run, and an outage that spends the rest"
+
+
+def test_lone_work_beyond_the_bound_is_merged_and_spends_nothing(tmp_path: Path) -> None:
+    _, merged = away(tmp_path, 10)
+    assert STEPS + 30 <= merged / (4 * LEARNERS) <= STEPS + 30 + 2
+
+
+def test_a_learner_that_pauses_takes_no_step_beyond_its_bound(tmp_path: Path) -> None:
+    world, merged = away(tmp_path, 0, alone="pause", alone_steps=10)
+    assert STEPS <= merged / (4 * LEARNERS) <= STEPS + 2 and world.now > (STEPS + 20) * STEP_S
+
+
+def test_a_drift_is_shrunk_or_given_up_and_counts_for_all_its_steps(tmp_path: Path) -> None:
+    ways = ("merge", "shrink", "forward")
+    done = [away(tmp_path / way, 10, alone=way, alone_steps=10) for way in ways]
+    assert len({merged for _, merged in done}) == 1
+    assert not any(torch.equal(a.master(), b.master()) for (a, _), (b, _) in itertools.combinations(done, 2))

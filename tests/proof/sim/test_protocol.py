@@ -17,8 +17,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from skerry.core import admission, rounds
+from skerry.core import admission, ledger, rounds
 from skerry.core.events import MergeDone, Publish, Record
+from skerry.core.facts import Stretch
 from skerry.core.held import Held
 from skerry.core.learner import LearnerMachine, Position
 from skerry.core.ledger import Settled
@@ -688,6 +689,27 @@ def give_up_too_early(plant):
     plant(LearnerMachine, "_welcome", eager)
 
 
+def count_from_the_last_welcome(plant):
+    """Steps alone are counted from when the link came up, not from when it was lost."""
+
+    def _unlinked(self, unlinked=LearnerMachine._unlinked):
+        unlinked(self)
+        self._lost_at = (self._linked_step, self.tokens)
+
+    plant(LearnerMachine, "_unlinked", _unlinked)
+
+
+def spend_what_was_done_alone(plant):
+    """A report does not say that work was done alone for too long, and it spends the budget."""
+    report = LearnerMachine.report
+    plant(LearnerMachine, "report", lambda *about: replace(report(*about), alone=Stretch()))
+
+
+def leave_out_twice(plant):
+    """What was done alone for too long and is discarded is left out of the budget as both."""
+    plant(ledger, "_common", lambda row, stretch: ledger.Work())
+
+
 # bug -> a seed at which it is known to show
 BUGS = {
     forget_settled: 63,
@@ -749,6 +771,9 @@ BUGS = {
     merge_what_was_rolled_back: 16,
     keep_what_was_learned_before: 13,
     give_up_too_early: 16,
+    count_from_the_last_welcome: 7,
+    spend_what_was_done_alone: 11,
+    leave_out_twice: 7,
 }
 MORE_SEEDS = 100  # tried where the product has changed so much that the known seed takes another course
 

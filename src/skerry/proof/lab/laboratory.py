@@ -96,6 +96,7 @@ class Laboratory(Timeline):
         self.driver = SyncerDriver(self.syncer, self.learners, self.clock)
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]
+        self.has_been_away = False  # the syncer, as the setting may say
 
     def clock(self) -> float:
         return self.now
@@ -149,6 +150,7 @@ class Laboratory(Timeline):
 
     def _tick(self, tick: int) -> None:
         """The boundaries that fall on this tick; what follows from them is on its way when it returns."""
+        self._go_away()
         for island in self.islands:
             island.look_around(tick)
         stepping = [island for island in self.islands if island.ends_step(tick)]
@@ -162,6 +164,15 @@ class Laboratory(Timeline):
         self.driver.turn()
         self.syncer.tidy()
         self.at(self.period_s / 2, self._half)
+
+    def _go_away(self) -> None:
+        """Nobody can reach the syncer for a while, if it is time for that."""
+        setting = self.setting
+        if setting.outage_steps and not self.has_been_away and self.progress >= setting.outage_at:
+            self.has_been_away = True
+            for island in self.islands:
+                island.link.cut()
+                self.at((setting.outage_steps + 0.5) * self.period_s, island.dial)
 
     def bring(self, event: WireEvent) -> None:
         """To the syncer, whose next turn is at once: it takes in what comes at the same moment together."""
@@ -211,12 +222,26 @@ class Island:
             self.name, world.layout, ByHand(self), process, world.clock, world.algebra
         )
         self.thread = NodeThread(world, world.setting.delays, world.sizes)
-        self.link = self.driver.uplink.endpoint = LabLine(world, self)
+        self.dial()
         if not world.setting.keep_optimizer:
             world.stack.reset(self.row)
         if world.setting.dead_share:
             up_steps = world.setting.dead_steps * (1 - world.setting.dead_share) / world.setting.dead_share
             world.at(self.random.expovariate(1 / (up_steps * world.period_s)), self.die)
+
+    def dial(self) -> None:
+        trial, alone_steps = self.world.setting.trial, self.training.alone_steps
+        if trial.alone in ("forward", "shrink") and alone_steps > trial.alone_steps > 0:
+            self._shrink(trial.alone_steps / alone_steps if trial.alone == "shrink" else 0.0)
+        self.link = self.driver.uplink.endpoint = LabLine(self.world, self)
+
+    def _shrink(self, share: float) -> None:
+        """So much of its drift is left, but for what is outstanding: of that the syncer has the bytes."""
+        for fragment in self.world.fragments:
+            p, node = fragment.index, self.driver.node
+            out = node.outstanding.get(p)
+            base = node.orders.stands[p].base
+            self.blend(fragment, base if out is None or out.drift is None else base + out.drift, share)
 
     def die(self) -> None:
         """The process is gone, with its drift and its moments; it comes back after a while."""
@@ -240,6 +265,9 @@ class Island:
 
     def ends_step(self, tick: int) -> bool:
         if not self.is_alive or self.training.is_closing or self.began_tick is None:
+            return False
+        trial = self.world.setting.trial
+        if trial.alone == "pause" and self.training.alone_steps >= trial.alone_steps > 0:
             return False
         return tick > self.began_tick and (tick - self.began_tick) % self.ticks_a_step == 0
 

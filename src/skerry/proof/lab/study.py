@@ -45,6 +45,8 @@ class Trial(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     norms: Literal["tensor", "row"] = "tensor"  # what RDA takes direction and length of
     embeddings: Literal["mean", "rda"] = "mean"
     kept: float = 1.0  # share of a contribution that is sent, the largest of each 4096 elements; the rest stays behind
+    alone: Literal["merge", "pause", "forward", "shrink"] = "merge"  # what a learner does beyond alone_steps without a
+    alone_steps: int = 0  # syncer, or has done to its drift: nothing, it stands still, none is left, or their share
     steer: float = 0.0  # how strongly a fragment's outer step follows the cosine between its merges
 
 
@@ -63,6 +65,8 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dead_steps: float = 50.0  # how long at a time, on average, in steps of speed 1
     keep_optimizer: bool = False  # a learner that comes back has its Adam moments
     text: Literal["all", "dealt", "domains"] = "all"  # what a learner draws from: all, its chunks, a stretch of its own
+    outage_at: float = 0.0  # of the budget, when the syncer goes away,
+    outage_steps: int = 0  # and for how long, in steps of speed 1; 0: never
     away_half: int = 0  # so many learners come for the middle half of the run only
     latency_s: float = 0.02  # one way
     mbit_s: float = 0.0  # of each learner's link, each way; 0: unlimited
@@ -311,7 +315,9 @@ def _problems(config: Config, setting: Setting) -> Iterator[str]:
         yield f"lab.speeds = {speeds}: {len(speeds)} speeds for {learners} learners (run.learners)"
     if setting.away_half >= learners:
         yield f"lab.away_half = {setting.away_half}: of {learners} learners (run.learners) one must be there throughout"
-    idle = [key for key in ("speeds", "dead_share", "away_half") if getattr(setting, key)]
+    if setting.outage_steps and (setting.dead_share or setting.away_half):
+        yield "lab.outage_steps: with lab.dead_share or lab.away_half: learners join while nobody is there to join"
+    idle = [key for key in ("speeds", "dead_share", "away_half", "outage_steps") if getattr(setting, key)]
     if setting.data_parallel and idle:
         none = "[]" if idle[0] == "speeds" else "0"
         yield f"lab.{idle[0]}: a data-parallel replica is never slow, dead or away: set it to {none} in this variant"
@@ -321,6 +327,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("dead_share", 0, 0.9),
     ("dead_steps", 1, 10**6),
     ("away_half", 0, 4096),
+    ("outage_at", 0, 1),
+    ("outage_steps", 0, 10**6),
     ("latency_s", 0, 60),
     ("mbit_s", 0, 10**6),
     ("points", 1, 10**4),
@@ -332,5 +340,6 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("delays.commit_s", 0, 60),
     ("trial.beta2", 0.5, 0.9999),
     ("trial.kept", 0.001, 1),
+    ("trial.alone_steps", 0, 10**6),
     ("trial.steer", 0, 10),
 )

@@ -29,6 +29,7 @@ from skerry.node.mailbox import Post, Record
 from skerry.node.orders import Sent
 from skerry.node.training import TrainingHalf
 from skerry.proof.sim.algebra import SPOILED
+from skerry.proof.sim.alone import Alone
 from skerry.proof.sim.network import SimEndpoint, SimLink
 from skerry.wire.frames import learner_dialect
 from skerry.wire.transport import Received, WireEvent
@@ -104,6 +105,7 @@ class LearnerProcess:
         self.is_ordered = [False] * count  # on the link that it has
         self.is_stopped = False
         self.low = [(FULL, 0)] * count
+        self.alone = Alone(world.scenario.config.learner.alone_steps_max)
         self.is_known = False
         world.at(0.0, self.dial)
         world.at(0.01, self.turn)
@@ -245,6 +247,9 @@ class LearnerProcess:
     def event_came(self, event: LearnerEvent) -> None:
         self.world.tell(self.node.process, ">", event)
         self.world.events += not isinstance(event, Ticked)
+        stretches = len(self.alone.too_long)
+        self.alone.hears(event)
+        self.world.saw["alone for too long"] += len(self.alone.too_long) > stretches
         match event:
             case Told(message=Pull() as pull):
                 self.is_pulled[pull.fragment] = True

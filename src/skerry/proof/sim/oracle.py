@@ -6,7 +6,7 @@ product's own books are the thing under test. A `Violation` names the invariant.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from skerry.core.facts import (
     Fact,
     Kept,
     LifeStarted,
+    PhaseChanged,
     Result,
     RolledBack,
     Row,
@@ -36,6 +37,7 @@ from skerry.node.learner import Outstanding
 from skerry.node.mailbox import NO_CELL
 from skerry.node.orders import Sent
 from skerry.proof.sim.algebra import SPOILED, unpack
+from skerry.proof.sim.alone import Span
 from skerry.store.store import Store
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Oracle:
         self.newest: dict[str, int] = {}  # life on the tape
         self.said: dict[tuple[str, int, int, int], int] = {}  # (learner, life, fragment, seq) -> what it contributed
         self.booked: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.discarded: dict[tuple[str, int, int], list[Span]] = defaultdict(list)
         self.merged_to: dict[tuple[str, int, int], int] = {}
         self.merged_seq: dict[tuple[str, int, int], int] = {}  # of the newest contribution in a durable version
         self.saw: Counter[str] = world.saw
@@ -119,6 +122,8 @@ class Oracle:
                 self.saw["rolled back to the start"] += fact.number == 0
                 for process in self.lives.values():
                     self.stepped(process)
+            case PhaseChanged(phase="closing"):
+                self._check_spent()
             case LifeStarted():
                 self.newest[fact.learner] = fact.life
                 self.saw["rejoined in a new life"] += fact.life > 1
@@ -145,6 +150,34 @@ class Oracle:
         self.saw["an old life's contribution merged"] += any(row.life < self.newest[row.learner] for row in merged)
         is_late = any(part.base_version < version - 1 for part in decision.parts)
         self.saw["merge over a restart"] += is_late and decision.epoch > 1
+
+    def _check_spent(self) -> None:
+        """When the closing begins all that was seen spends the budget, but for what is discarded or was done alone."""
+        state, run = self.audit.state, self.world.scenario.config.run
+        assert state is not None
+        if run.minutes or any(self.since):
+            return
+        steps = tokens = 0
+        for (learner, life), process in self.lives.items():
+            seen = Span(0, state.ledger.account(learner, life).step)
+            for p in range(len(self.versions)):
+                for left in self._counted(process, seen, self.discarded[learner, life, p]):
+                    steps += left.upto - left.after
+                    tokens += process.tokens[left.upto] - process.tokens[left.after]
+        budget = (run.tokens or run.steps * run.learners) * len(self.versions)
+        spent, kept = (tokens, state.ledger.kept.tokens) if run.tokens else (steps, state.ledger.kept.steps)
+        need(spent >= budget, "I20 lone work", f"the run closes when {spent} of {budget} are spent")
+        need(kept >= spent, "I20 lone work", f"{spent} are spent, and only {kept} count")
+
+    def _counted(self, process: LearnerProcess, seen: Span, discarded: list[Span]) -> list[Span]:
+        """What of the steps that were seen is neither discarded nor was done alone for too long."""
+        alone = [span for span in process.alone.too_long if span.upto <= seen.upto]
+        out = sorted([*discarded, *alone])
+        counted, after = [], 0
+        for span in out:
+            counted.append(seen.common(Span(after, span.after)))
+            after = max(after, span.upto)
+        return [*counted, seen.common(Span(after, seen.upto))]
 
     def _checkpointed(self, store: Store, p: int) -> None:
         """Each checkpoint leads to the newest version by itself: any of them may rot some day."""
@@ -199,6 +232,8 @@ class Oracle:
                 need(is_new, "I18 kept versions", f"merged, and learned from what was rolled back: {row}")
                 self.merged_to[key] = row.to_step
                 self.merged_seq[key] = row.seq
+            else:
+                self.discarded[key].append(Span(row.from_step, row.to_step))
 
     # ------------------------------------------------------------------------------------------ the wire
 
@@ -270,6 +305,8 @@ class Oracle:
             goes_on = position.base_version >= version and position.mark_step >= mark
             need(goes_on, "I14 no going back", (p, version, mark, position))
             process.low[p] = (position.base_version, position.mark_step)
+            if position.base_version > version:
+                process.alone.took_version()
             if position.base_version > FULL:
                 base = node.bases[p]
                 right = self.published.get((p, position.base_version)) == self.world.algebra.digest(base)

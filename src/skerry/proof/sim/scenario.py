@@ -41,6 +41,7 @@ INTERRUPT = "interrupt"  # the operator ends the syncer's process in order, and 
 CODECS: tuple[configs.Codec, ...] = ("fp32", "bf16", "int8", "int4")
 INT2_SHARE = 0.2  # of the seeds, each way
 TURNS_S = (0.0, 0.02, 0.1, 0.5)
+ALONE_STEPS_MAX = (0, 0, 0, 1, 2, 5)
 GATHER_S = (0.0, 0.0, 0.0, 0.5, 4.0)  # that the first step waits for who has not come
 LATE_SHARE = 0.35  # of the seeds: merges and inspections take time, and overtake each other
 OLDER_SHARE = 1 / 3  # of worlds in which half of the learners are older
@@ -84,7 +85,9 @@ def draw(seed: int) -> Scenario:
     config = _config(r, step_s, fault_s + r.choice([2.0, 4.0, 6.0]))
     # What follows is drawn apart, so that a known seed draws everything else as it did.
     adopt = random.Random(f"adopt {seed}").choice(ADOPT)
-    config = replace(config, learner=replace(config.learner, adopt=adopt), wire=_some_int2(config.wire, seed))
+    alone = random.Random(f"alone {seed}").choice(ALONE_STEPS_MAX)
+    learner = replace(config.learner, adopt=adopt, alone_steps_max=alone)
+    config = replace(config, learner=learner, wire=_some_int2(config.wire, seed))
     work_s, interrupts = _late_work(seed)
     window_bytes, leave_s, streams = _narrow_window(seed)
     config = replace(config, wire=replace(config.wire, streams=streams))

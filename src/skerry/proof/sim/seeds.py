@@ -58,6 +58,7 @@ RARE = (
     "version kept",
     "rolled back",
     "fast-forward: rolled back",
+    "alone for too long",
     "discarded: died",
     "discarded: fast-forward",
     "discarded: absent at close",
