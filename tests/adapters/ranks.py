@@ -115,7 +115,10 @@ def mixed(folder, kind, seen):
 
 
 def lives(folder, kind, seen):
-    """A rank that is told to leave; a model that is changed on one rank; a rank that is killed."""
+    """A rank that is told to leave; a model that is changed on one rank; a rank that is killed.
+
+    In an island of kind "own" the loop averages gradients itself.
+    """
     rank, steps = dist.get_rank(), itertools.count()
 
     def train(learner, model, optimizer, change):
@@ -123,6 +126,9 @@ def lives(folder, kind, seen):
         linear = getattr(model, "module", model)[2]
         for taken in range(1, 1000):
             loss_of(model, *batch_of("one", next(steps))).backward()
+            if kind == "own":
+                for parameter in optimizer.param_groups[0]["params"]:
+                    dist.all_reduce(parameter.grad)
             optimizer.step()
             optimizer.zero_grad()
             bias = linear.bias
@@ -145,9 +151,11 @@ def lives(folder, kind, seen):
 
     for name, change in (("told", leave), ("changed", replace), ("killed", die)):
         model = shared(kind, new_model())
-        optimizer = torch.optim.SGD(model.parameters(), RATE / 100, momentum=0.9)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(trained, RATE / 100, momentum=0.9)
+        group = dist.group.WORLD if kind == "own" else None
         try:
-            with skerry.Learner(model, optimizer, name=name) as learner:
+            with skerry.Learner(model, optimizer, name=name, group=group) as learner:
                 seen[name] = train(learner, model, optimizer, change)
                 seen["is_running"] = learner.is_running
         except SystemExit as end:  # as the signal would have ended it

@@ -182,14 +182,15 @@ def test_islands_of_every_kind_make_of_a_run_what_single_processes_would(tmp_pat
     assert all(torch.equal(one[name], other[name]) for name in final), "all adopt the same bits"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_ranks_leave_refuse_and_end_together(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "state"), [("own", "host"), ("fsdp", "device")])
+def test_ranks_leave_refuse_and_end_together(tmp_path, kind, state):
     options = [
         "--run.tokens=1e9", "--run.learners=1", "--sync.num_fragments=3", "--sync.sync_every=2", "--sync.quorum=1",
         "--learner.leave_timeout_s=60",
     ]  # fmt: skip
     with Syncer(tmp_path, genesis=genesis_of(tmp_path, new_model()), options=options) as syncer:
-        done, seen = act(tmp_path, "lives", f"{kind}:2", SKERRY_SYNCER=f"127.0.0.1:{syncer.port}")
+        where = {"SKERRY_SYNCER": f"127.0.0.1:{syncer.port}", "SKERRY_STATE": state}
+        done, seen = act(tmp_path, "lives", f"{kind}:2", **where)
         assert done.returncode == 0, done.stderr
         totals = until(lambda: status_when_left(syncer, "told", "changed"), "the syncer to hear that they left")
     speaker, follower = seen[f"{kind}-0"], seen[f"{kind}-1"]

@@ -110,8 +110,13 @@ def island_of(model: nn.Module, parameters: Sequence[Tensor], group: dist.Proces
             raise ConfigError("group is given, and torch.distributed is not initialised: call init_process_group first")
         return None
     sharded = [parameter for parameter in parameters if is_sharded(parameter)]
-    if group is None:
-        group = _group_of(model, sharded)
+    group = group or _group_of(model, sharded)
+    if group is None and dist.get_world_size() > 1:
+        log.warning(
+            "this is one of %d processes, and a learner by itself: where they train one model together, give group=, "
+            "such as torch.distributed.group.WORLD",
+            dist.get_world_size(),
+        )
     if group is None or dist.get_world_size(group) == 1:
         return None
     return Island(group, bool(sharded))
@@ -120,9 +125,8 @@ def island_of(model: nn.Module, parameters: Sequence[Tensor], group: dist.Proces
 def _group_of(model: nn.Module, sharded: Sequence[Any]) -> dist.ProcessGroup | None:
     """Whoever averages gradients, or has a part of the model."""
     if sharded:
-        mesh = sharded[0].device_mesh
-        whole = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
-        if whole.size() in (1, dist.get_world_size()):
+        whole = _root_of(sharded[0].device_mesh)
+        if whole.size() == dist.get_world_size():
             return dist.group.WORLD
         if whole.ndim == 1:
             return cast(dist.ProcessGroup, whole.get_group())
@@ -134,6 +138,15 @@ def _group_of(model: nn.Module, sharded: Sequence[Any]) -> dist.ProcessGroup | N
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return module.process_group
     return None
+
+
+def _root_of(mesh: Any) -> Any:
+    """The mesh that this is a part of; torch has no public name for it."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    from torch.distributed.device_mesh import _mesh_resources  # type: ignore[attr-defined,unused-ignore]
+
+    return _mesh_resources.get_root_mesh(mesh)
 
 
 def refuse_flat(model: nn.Module) -> None:

@@ -173,12 +173,20 @@ class Card(msgspec.Struct, frozen=True):
 def meet(group: dist.ProcessGroup, device: torch.device) -> list[Line]:
     """The speaker's lines to all others, by rank; of another rank, the one to the speaker. Every rank takes part."""
     if dist.get_rank(group) == 0:
-        with socket.create_server(("", 0), backlog=dist.get_world_size(group)) as server:
+        with _listening(dist.get_world_size(group)) as server:
             both = (secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES))
             card = Card(_addresses(group), server.getsockname()[1], both)
             _shown(card, group, device)
             return _received(server, card, dist.get_world_size(group) - 1)
     return [_dialled(_shown(None, group, device), dist.get_rank(group))]
+
+
+def _listening(backlog: int) -> socket.socket:
+    """At any address of this machine, of both kinds where it has both."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)
 
 
 def _shown(card: Card | None, group: dist.ProcessGroup, device: torch.device) -> Card:
