@@ -390,8 +390,8 @@ class Speaker(Rank):
         for line in self._lines:
             if difference := first_difference(decode_layout(line.hear().layout), self._layout):
                 raise ModelError(
-                    f"the model of rank {line.rank} is not that of rank 0, which is of the same learner: {difference}; "
-                    "each rank must have every parameter, or a shard of it"
+                    f"the model of rank {line.rank} (here) is not that of rank 0 (there), of the same learner: "
+                    f"{difference}; each rank must have every parameter, or a shard of it"
                 )
 
     def _step(self, own: Report) -> None:
