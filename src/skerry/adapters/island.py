@@ -280,11 +280,12 @@ class Rank:
         self._config: configs.Config | None = None
         self._owner = os.getpid()
         self._is_closed = False
-        self._is_broken = False  # nothing more can be agreed on
+        self._is_together = False  # the ranks have joined, and none is gone: they can agree on how to leave
 
     def start(self, join_timeout_s: float) -> None:
         with self._together():
             self._start(join_timeout_s)
+            self._is_together = True
 
     def step(self, tokens: int, loss: float) -> bool:
         """Pass a boundary with all ranks; False on each of them once the run, or one of them, wants no more steps."""
@@ -305,7 +306,7 @@ class Rank:
 
     def _leave(self, timeout_s: float | None) -> None:
         try:
-            if not self._is_broken:
+            if self._is_together:
                 with self._together():
                     self._close(timeout_s, AFTER_ERROR_S if sys.exc_info()[0] is not None else None)
         except IslandError as error:
@@ -331,7 +332,7 @@ class Rank:
         try:
             yield
         except BaseException as error:
-            self._is_broken = not isinstance(error, ModelError) or self._config is None
+            self._is_together &= isinstance(error, ModelError)
             raise
 
     def _note(self, ended: Ended) -> None:
