@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.errors import (
     ConfigError,
+    IslandError,
     JoinTimeout,
     LocalError,
     ModelError,
@@ -34,6 +35,7 @@ __all__ = [
     "ArrayLearner",
     "ConfigError",
     "Handover",
+    "IslandError",
     "JoinTimeout",
     "Learner",
     "LocalError",

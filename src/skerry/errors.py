@@ -132,6 +132,10 @@ class RefusedError(RemoteError):
         return type(self), (str(self), self.why)  # a worker's error reaches its parent process
 
 
+class IslandError(RemoteError):
+    """A rank of the learner's own island is gone or has failed: the island ends, and the run goes on."""
+
+
 class JoinTimeout(RemoteError):
     """No syncer took this learner in; it says which was dialled, for how long, and what went wrong last."""
 

@@ -136,6 +136,12 @@ def test_an_unknown_command_lists_the_known_ones(refused):
         (["train", "--preset", "papre"], "invalid choice: 'papre' (choose from"),
         (["export"], "required: RUN_DIR"),
         (["syncer"], "required: --run"),
+        (["bench", "learner", "--ranks", "2"], "--ranks is how many processes an --island has, two or more"),
+        (["bench", "learner", "--island", "ddp", "--ranks", "1"], "two or more"),
+        (
+            ["bench", "learner", "--island", "fsdp", "--device", "cuda"],
+            "--device cuda: an --island is measured on the CPU",
+        ),
         (["export", "run", "--sync.quorum", "2"], "nothing is configured here"),
         (["learner", "--sync.quorum", "2"], "configuration comes from its syncer"),
     ],

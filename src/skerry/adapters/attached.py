@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from skerry.adapters.shards import held
 from skerry.errors import ModelError
 
 COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module's parameters
@@ -38,13 +39,13 @@ class Attached:
         self._model = model
         self._named = filled(model)
         self._then = {name: _traits(parameter) for name, parameter in self._named.items()}
-        self._tensors = {name: parameter.detach() for name, parameter in self._named.items()}
+        self._tensors = {name: held(parameter) for name, parameter in self._named.items()}
         self._is_let_go = False
         self._turn = 0
         self._remember()
 
     def __getitem__(self, name: str) -> Tensor:
-        """The parameter's memory, as it was when it was last looked at."""
+        """The parameter's memory, as it was when it was last looked at; of one that is sharded, what is here."""
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -64,8 +65,8 @@ class Attached:
             parameter, then = self._named[name], self._then[name]
             if (now := _traits(parameter)) != then:
                 raise refusal(f"parameter {name} is {_changed(then, now)}")
-            if not parameter.is_set_to(self._tensors[name]):  # a loop may give it other memory
-                self._tensors[name] = parameter.detach()
+            if not (tensor := held(parameter)).is_set_to(self._tensors[name]):  # a loop may give it other memory
+                self._tensors[name] = tensor
 
     def let_go(self) -> str:
         """Look no more: the tensors there are stay as they were last; what has become of the model, if anything has."""
@@ -143,10 +144,14 @@ def _changed(then: tuple[Any, ...], now: tuple[Any, ...]) -> str:
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by the names they have where nothing is compiled or wrapped, each once."""
+    plain = plain_names(a_module(model))
+    return {plain(name): parameter for name, parameter in model.named_parameters()}
+
+
+def a_module(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module")
-    plain = plain_names(model)
-    return {plain(name): parameter for name, parameter in model.named_parameters()}
+    return model
 
 
 def plain_names(model: nn.Module) -> Callable[[str], str]:
@@ -187,14 +192,14 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def filled(model: nn.Module) -> dict[str, nn.Parameter]:
     """Those of a model that has values, each element its own; else refused by name."""
     found, begins = trainable(model), dict[Any, str]()
-    for name, parameter in found.items():
-        if parameter.is_meta:
+    for name, tensor in ((name, held(parameter)) for name, parameter in found.items()):
+        if tensor.is_meta:
             raise ValueError(
                 f"parameter {name} is on the meta device, without values: make some first, with to_empty()"
             )
-        if any(step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape, strict=True)):
+        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
             raise ValueError(f"parameter {name} is expanded, and its elements share memory: make it with contiguous()")
-        other = begins.setdefault((parameter.device, parameter.data_ptr()), name)
+        other = begins.setdefault((tensor.device, tensor.data_ptr()), name) if tensor.numel() else name
         if other != name:
             raise ValueError(f"parameters {other} and {name} share memory: give both modules the same Parameter")
     return found

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from skerry.adapters.attached import plain_names
 from skerry.adapters.genesis import bytes_of, entry_of
+from skerry.adapters.shards import is_sharded
 from skerry.core.messages import BUFFERS_BYTES_MAX
 from skerry.run.tensors import head_of
 from skerry.text import size
@@ -48,7 +49,8 @@ class ChangedBuffers:
 def persistent(model: nn.Module) -> dict[str, Tensor]:
     """By the names that they have where nothing is compiled or wrapped, each once."""
     plain, kept = plain_names(model), model.state_dict().keys()
-    return {plain(name): each for name, each in model.named_buffers() if name in kept and not each.is_meta}
+    here = {name: each for name, each in model.named_buffers() if not each.is_meta and not is_sharded(each)}
+    return {plain(name): each for name, each in here.items() if name in kept}
 
 
 def _digest(each: Tensor) -> bytes:

@@ -17,6 +17,7 @@ import xxhash
 from torch import Tensor, nn
 
 from skerry.adapters.attached import filled, named, plain_names, unwrapped
+from skerry.adapters.shards import held, is_sharded, whole
 from skerry.run.genesis import METADATA
 from skerry.run.outputs import ADAPTER, ADAPTER_NAME
 from skerry.run.tensors import Entry, head_of, written
@@ -32,6 +33,9 @@ DTYPES = {
 def save_genesis(model: nn.Module, path: str | Path) -> None:
     """Write the model's current values as the first version of a run: `skerry syncer --genesis PATH`."""
     path, parts = Path(path), _parts(model)
+    for name, each in parts.tensors.items():
+        if is_sharded(each):
+            raise ValueError(f"tensor {name} is sharded: write the genesis of the model as it is before, on one rank")
     for name in parts.trained:
         if not parts.tensors[name].isfinite().all():
             raise ValueError(f"parameter {name} holds values that are not finite: no run begins with those")
@@ -53,9 +57,9 @@ def save_genesis(model: nn.Module, path: str | Path) -> None:
 
 
 def frozen_digests(model: nn.Module) -> dict[str, bytes]:
-    """xxh3-128 of the bytes of each parameter that is not trained."""
+    """xxh3-128 of the bytes of each parameter that is not trained; of sharded ones every rank has to ask."""
     parts = _parts(model)
-    return {name: xxhash.xxh3_128_digest(bytes_of(parts.tensors[name])) for name in sorted(parts.frozen)}
+    return {name: xxhash.xxh3_128_digest(bytes_of(whole(parts.tensors[name]))) for name in sorted(parts.frozen)}
 
 
 def embedding_names(model: nn.Module) -> set[str]:
@@ -97,9 +101,10 @@ def _place(name: str, each: Tensor) -> Any:
         raise ValueError(
             f"tensor {name} has no values that could be written ({each.layout}, {each.device}): give it some"
         )
-    if not each.numel():
+    here = held(each)
+    if not here.numel():
         return name
-    return each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
+    return here.device, here.data_ptr(), here.shape, here.stride(), here.dtype
 
 
 def entry_of(name: str, each: Tensor) -> Entry:

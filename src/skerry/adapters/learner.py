@@ -47,6 +47,7 @@ class Place(Protocol):
     """What a loop takes its steps through."""
 
     home: Home | None
+    leaves_alone: bool  # else its wish to leave is one of several processes', which all leave at one boundary
 
     def start(self, join_timeout_s: float) -> None: ...
     def step(self, tokens: int, loss: float) -> bool: ...
@@ -121,11 +122,14 @@ class BaseLearner:
 
     def _join(self, layout: Layout, attachment: Attachment, node: Kind, home: Home | None = None) -> None:
         """As the learner of one process, with its node half there, and its arrays."""
+        self._take(self._shell(layout, attachment, node, home), attachment)
+
+    def _shell(self, layout: Layout, carrier: Carrier, node: Kind, home: Home | None = None) -> LearnerShell:
         (host, port), *others = parse_addresses(self._address)
-        place = LearnerShell(
+        return LearnerShell(
             learner_name(self._name or os.environ.get("SKERRY_NAME")),
             layout,
-            attachment,
+            carrier,
             host,
             port,
             read_token(self._token_file) if self._token_file else None,
@@ -134,7 +138,6 @@ class BaseLearner:
             self._is_wanted,
             tuple(others),
         )
-        self._take(place, attachment)
 
     def _take(self, place: Place, attachment: Attachment) -> None:
         self._place, self._attachment = place, attachment
@@ -158,13 +161,13 @@ class BaseLearner:
         if self._is_closed:
             raise RuntimeError("step() after close(): attach the model to another skerry.Learner to go on")
         if self._place is None:
-            return not self._is_told_to_leave
+            return not self._leaves
         if self._refusal is not None:
             raise self._refusal
         count, loss = _tokens(tokens), _loss(loss)
         self.wait_for_start()
         try:
-            return self._place.step(count, loss) and not self._is_told_to_leave
+            return self._place.step(count, loss) and not self._leaves
         except ModelError as error:
             self._refusal = error
             raise
@@ -205,9 +208,14 @@ class BaseLearner:
         return self._notice is not None and self._notice.came is not None
 
     @property
+    def _leaves(self) -> bool:
+        """It was told to, and nobody else has to be."""
+        return self._is_told_to_leave and (self._place is None or self._place.leaves_alone)
+
+    @property
     def is_running(self) -> bool:
         """Further steps are wanted: by the run, and by whoever could end this process."""
-        return (True if self._place is None else self._place.is_running) and not self._is_told_to_leave
+        return (True if self._place is None else self._place.is_running) and not self._leaves
 
     def status(self) -> Standing:
         """Where this learner stands."""

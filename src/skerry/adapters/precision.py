@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from skerry.adapters.attached import Attached
+from skerry.adapters.shards import held
 from skerry.errors import ModelError
 
 Masters = Mapping[nn.Parameter, Tensor] | Callable[[nn.Parameter], Tensor | None] | None
@@ -44,10 +45,10 @@ class Precision:
 
     def master(self, name: str) -> Tensor | None:
         """Of a parameter in another dtype; it may come when the optimizer first steps, and then gets the rest."""
-        master = self._ask(self._attached.parameter(name))
-        if master is None:
+        asked_for = self._ask(self._attached.parameter(name))
+        if asked_for is None:
             return None
-        here = self._attached[name]
+        master, here = held(asked_for), self._attached[name]
         if master.dtype != torch.float32 or master.shape != here.shape or master.device != here.device:
             raise ModelError(
                 f"the master of parameter {name} is {master.dtype} of shape {tuple(master.shape)} on {master.device}: "
@@ -55,7 +56,7 @@ class Precision:
             )
         if name in self._rests:
             master.add_(self._rests.pop(name))
-        return master.detach()
+        return master
 
     def rest(self, name: str) -> Tensor:
         """What the parameter cannot hold of its value."""

@@ -12,21 +12,25 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from skerry.adapters.attached import Attached, trainable
+from skerry.adapters.attached import Attached, a_module, trainable
 from skerry.adapters.buffers import ChangedBuffers
 from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
 from skerry.adapters.genesis import embedding_names, frozen_digests
+from skerry.adapters.island import Island, island_of, rank_of, refuse_flat
 from skerry.adapters.learner import BaseLearner, Options
 from skerry.adapters.precision import Masters, Precision, asked
+from skerry.adapters.shards import Piece, fsdp_modules, reshard, shares_of
 from skerry.adapters.ways import Way, way_for
-from skerry.algo.fragments import Fragment, Layout, Tensor, layout_of, parts
+from skerry.algo.fragments import Fragment, Layout, Slot, Tensor, layout_of, parts
 from skerry.core.messages import Frozen
 from skerry.errors import ConfigError
 from skerry.node.cells import Cell
-from skerry.shell.learner import Handover
+from skerry.node.training import Carrier
+from skerry.shell.learner import Handover, LearnerShell
 
 
 class Learner(BaseLearner):
@@ -44,6 +48,10 @@ class Learner(BaseLearner):
     is in `checkpoint_with` (a schedule, a GradScaler, a loader: it has a `state_dict`) is kept every
     `checkpoint_every_s` and at the end. Where it is there already, all of them go on from it, before the learner joins.
 
+    The processes that train a model in DistributedDataParallel, or as DTensors (`fully_shard`, tensor parallelism), are
+    one learner: each makes one of these, and calls `step` after each of its steps with the tokens of its own batch
+    (`adapters/island.py`). A loop that averages gradients itself says with whom: `group` is their process group.
+
     `syncer` and the options are those of every learner: see `BaseLearner`.
     """
 
@@ -57,6 +65,7 @@ class Learner(BaseLearner):
         state: str | None = None,
         masters: Masters = None,
         frozen: Literal["same", "any"] = "same",
+        group: dist.ProcessGroup | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_with: Sequence[Stateful] = (),
         checkpoint_every_s: float = EVERY_S,
@@ -64,14 +73,35 @@ class Learner(BaseLearner):
     ) -> None:
         super().__init__(syncer, **options)
         self._checkpoint: Checkpoint | None = None
-        if checkpoint is not None and self._has_syncer:
-            optimizers = optimizers_of(model, optimizer, masters)
-            self._checkpoint = Checkpoint(checkpoint, optimizers, checkpoint_with, checkpoint_every_s)
-        self._is_restored = self._checkpoint is not None and self._checkpoint.restore()
-        if self._has_syncer:
-            parameters = TorchParameters(model, optimizer, masters)
-            parameters.frozen = frozen_of(model, frozen)
-            self._join(layout_of_model(model), parameters, *placed(state, node, list(trainable(model).values())))
+        self._is_restored = False
+        if not self._has_syncer:
+            return
+        refuse_flat(a_module(model))
+        reshard(fsdp_modules(model))
+        own = list(trainable(model).values())
+        island = island_of(model, own, group)
+        if checkpoint is not None:
+            kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s)
+            self._restore(Checkpoint(checkpoint, *kept), island)
+        parameters, layout = TorchParameters(model, optimizer, masters, island), layout_of_model(model)
+        parameters.frozen = frozen_of(model, frozen)
+        if island is None:
+            self._join(layout, parameters, *placed(state, node, own))
+            return
+
+        def shell_of(carrier: Carrier) -> LearnerShell:
+            return self._shell(layout, carrier, *placed(state, node, own))
+
+        rank = rank_of(island, layout, parameters, own[0].device, lambda: self._is_told_to_leave, shell_of)
+        self._take(rank, parameters)
+
+    def _restore(self, checkpoint: Checkpoint, island: Island | None) -> None:
+        if island is not None:
+            raise ConfigError(
+                f"checkpoint {checkpoint.path}: is for a learner of one process; of several, each has a part: save "
+                "their optimizers with torch.distributed.checkpoint"
+            )
+        self._checkpoint, self._is_restored = checkpoint, checkpoint.restore()
 
     def step(self, tokens: int, loss: float = 0.0) -> bool:
         going = super().step(tokens, loss)
@@ -103,30 +133,37 @@ class TorchParameters:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         masters: Masters = None,
+        island: Island | None = None,
     ) -> None:
         self._attached = Attached(model)
+        self._fsdp = fsdp_modules(model)
+        self._shares = shares_of(trainable(model), island.speaker if island is not None else None)
         self._precision = Precision(self._attached, masters)
         self._optimizers = optimizers_of(model, optimizer, masters)
+        self._way_for = way_for if island is None else island.way
         self._ways: dict[torch.device, Way] = {}
         self.read_buffers = ChangedBuffers(model)
         self.frozen: Frozen = None  # what the syncer is told of the parameters that are not trained
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:
+        reshard(self._fsdp)
         self._attached.look({slot.name: None for fragment in fragments for slot in fragment.slots})
 
     def let_go(self) -> str:
         """The model may be changed from here on; how it was already, if it was."""
+        reshard(self._fsdp)
         return self._attached.let_go()
 
     @torch.no_grad()
     def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
         way = self._way(fragment, cell)
         flat = way.room(cell, fragment.size)
-        flat.zero_()  # what lies between tensors too
-        parts, views = self._parts(fragment, flat)
+        flat.zero_()  # what lies between tensors too, and what other ranks have
+        slots = [slot for slot in fragment.slots if self._is_read(slot)]
+        parts, views = self._parts(slots, flat)
         if parts:
             torch._foreach_copy_(views, parts)
-        for part, rest, view in self._rounded_parts(fragment, flat):
+        for part, rest, view in self._rounded_parts(slots, flat):
             torch.add(part, rest, out=view)
         way.up(cell, fragment.size, mark)
 
@@ -150,15 +187,15 @@ class TorchParameters:
         """In float32, of which each parameter gets what it can hold."""
         way = self._way(fragment, cell)
         flat = way.down(cell, fragment.size, mark)
-        parts, views = self._parts(fragment, flat)
+        parts, views = self._parts(fragment.slots, flat)
         if parts:
             change(parts, views)
-        for part, rest, view in self._rounded_parts(fragment, flat):
+        for part, rest, view in self._rounded_parts(fragment.slots, flat):
             exact = part + rest
             change([exact], [view])
             part.copy_(exact)
             torch.sub(exact, part, out=rest)
-        for part, master in self._mastered_parts(fragment):
+        for part, master in self._mastered_parts(fragment.slots):
             part.copy_(master)
         way.done(cell, mark)
 
@@ -170,32 +207,42 @@ class TorchParameters:
     def _way(self, fragment: Fragment, cell: Cell) -> Way:
         device = self._attached[fragment.slots[0].name].device
         if device not in self._ways:
-            self._ways[device] = way_for(device, cell)
+            self._ways[device] = self._way_for(device, cell)
         return self._ways[device]
 
-    def _parts(self, fragment: Fragment, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views of what the fragment holds of float32 parameters and masters, and of their places in the flat one."""
-        found = [(slot, self._precision.full(slot.name)) for slot in fragment.slots]
-        pairs = [pair for slot, full in found if full is not None for pair in parts(slot, full)]
-        return [part for part, _ in pairs], [flat[at].view(part.shape) for part, at in pairs]
+    def _parts(self, slots: Sequence[Slot], flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of what these slots hold of float32 parameters and masters, and of their places in the flat one."""
+        found = [(slot, self._precision.full(slot.name)) for slot in slots]
+        pieces = [each for slot, full in found if full is not None for each in self._pieces(slot, full)]
+        return [piece.values for piece, _ in pieces], [piece.of(flat[at]) for piece, at in pieces]
 
     def _rounded_parts(
-        self, fragment: Fragment, flat: torch.Tensor
+        self, slots: Sequence[Slot], flat: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """The same of those that are rounded, with views of their rests."""
-        for slot in fragment.slots if self._precision.has_low else ():
+        for slot in slots if self._precision.has_low else ():
             if self._precision.full(slot.name) is None:
-                rests = parts(slot, self._precision.rest(slot.name))
-                for (part, at), (rest, _) in zip(parts(slot, self._attached[slot.name]), rests, strict=True):
-                    yield part, rest, flat[at].view(part.shape)
+                rests = self._pieces(slot, self._precision.rest(slot.name))
+                for (part, at), (rest, _) in zip(self._pieces(slot, self._attached[slot.name]), rests, strict=True):
+                    yield part.values, rest.values, part.of(flat[at])
 
-    def _mastered_parts(self, fragment: Fragment) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """What the fragment holds of parameters that have masters, and of those."""
-        for slot in fragment.slots if self._precision.has_low else ():
+    def _mastered_parts(self, slots: Sequence[Slot]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What these slots hold of parameters that have masters, and of those."""
+        for slot in slots if self._precision.has_low else ():
             tensor, full = self._attached[slot.name], self._precision.full(slot.name)
             if full is not None and full is not tensor:
-                for (part, _), (master, _) in zip(parts(slot, tensor), parts(slot, full), strict=True):
-                    yield part, master
+                for (part, _), (master, _) in zip(self._pieces(slot, tensor), self._pieces(slot, full), strict=True):
+                    yield part.values, master.values
+
+    def _pieces(self, slot: Slot, tensor: torch.Tensor) -> list[tuple[Piece, slice]]:
+        """What this process has of the slot, in one of the tensors that its parameter has here."""
+        share = self._shares.get(slot.name)
+        begin = share.begin if share is not None else (0,) * len(slot.shape)
+        return [(piece, at) for piece, at in parts(slot, Piece(slot.shape, begin, tensor)) if not piece.is_empty]
+
+    def _is_read(self, slot: Slot) -> bool:
+        share = self._shares.get(slot.name)
+        return share is None or share.is_read
 
 
 def frozen_of(model: nn.Module, word: str) -> Frozen:

@@ -68,16 +68,23 @@ def _learner(words: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=15, help="plain and attached stretches, in alternation")
     parser.add_argument("--node", choices=["process", "thread"], help="where the learner's node runs (or SKERRY_NODE)")
     parser.add_argument("--state", choices=STATES, help="where the learner's state is (or SKERRY_STATE)")
+    parser.add_argument("--island", choices=["ddp", "fsdp"], default="", help="several processes as one learner")
+    parser.add_argument("--ranks", type=int, default=0, help="how many (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
+    if (options.ranks != 0 and not options.island) or (options.island and options.ranks == 1) or options.ranks < 0:
+        raise Refusal("--ranks is how many processes an --island has, two or more")
+    if options.island and options.device != "cpu":
+        raise Refusal(f"--device {options.device}: an --island is measured on the CPU, with gloo")
     if min(options.steps, options.pairs, options.batch) < 1:
         raise Refusal("--steps, --pairs and --batch must be above zero")
     cli.need("torch", "torch", "skerry bench learner")
     from skerry.proof.bench.learner import measure
 
     where = (options.device, options.node, options.state)
-    found = measure(options.model, options.steps, options.pairs, options.batch, *where)
+    ranks = (options.ranks or 2) if options.island else 1
+    found = measure(options.model, options.steps, options.pairs, options.batch, *where, options.island, ranks)
     cli.tell(found, options.json, _show_attached)
     return 0
 
@@ -89,8 +96,11 @@ def _show_attached(found: Attached) -> None:
         f"plain {found.plain_tokens_per_s:,.0f} tokens/s, attached {found.attached_tokens_per_s:,.0f}; "
         f"{found.merges} merges meanwhile"
     )
-    for name, step in (("plain", found.plain_step), ("attached", found.attached_step)):
-        times = [f"{1e3 * s:.1f}" for s in (step.p50_s, step.p99_s, step.p999_s, step.max_s)]
+    if found.island:
+        print(f"an island of {found.ranks} processes ({found.island}); times are those of rank 0")
+    rows = (("plain", found.plain_step), ("attached", found.attached_step), ("its boundary", found.boundary))
+    for name, step in rows:
+        times = [f"{1e3 * s:.2f}" for s in (step.p50_s, step.p99_s, step.p999_s, step.max_s)]
         print(f"ms of a step, {name}: p50 {times[0]}, p99 {times[1]}, p99.9 {times[2]}, longest {times[3]}")
     print(
         f"trainer's memory: {bytes_text(found.trainer_plain_bytes)} plain, "

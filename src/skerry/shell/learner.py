@@ -118,6 +118,8 @@ REASONS: dict[WayOut, str] = {
 class LearnerShell:
     """A learner around somebody's training loop, in real time; what else it does happens beside the loop."""
 
+    leaves_alone = True  # it is of one process
+
     def __init__(
         self,
         name: str,
@@ -264,6 +266,12 @@ class LearnerShell:
             return self._handover
         finally:
             self._calls.release()
+
+    def abandon(self) -> None:
+        """End at once, without handing over what is left: whoever carries the fragments cannot any more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.beside.end()
 
     @property
     def _whose(self) -> str:

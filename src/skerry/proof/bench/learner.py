@@ -1,17 +1,21 @@
 """What attaching to a syncer costs a training loop: plain and attached stretches, in alternation, in one process.
 
 Both run the same model, optimizer and data, free of any pacing. The syncer is a process of its own, and the learner's
-node is where it is in use.
+node is where it is in use. Of an island this process is rank 0, and the others (`python -m` this module) do as it does.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +26,7 @@ from skerry.config import Config, Data, Model, Run, Sync, encode
 from skerry.proof.bench import cores
 from skerry.shell.local import LocalRun
 from skerry.train.data import Corpus, Stream
+from skerry.train.gpt import GPT
 from skerry.train.inner import Inner, execution_of
 from skerry.train.loop import model_of
 from skerry.train.shapes import shape_of
@@ -48,12 +53,15 @@ class Attached(Struct, frozen=True):
     attached_tokens_per_s: float
     plain_step: Spread
     attached_step: Spread
+    boundary: Spread  # of the attached ones, what `learner.step` takes
     pairs: int
     steps: int
     model: str
     device: str
     node: str
     state: str
+    island: str
+    ranks: int
     parameters: int
     trainer_plain_bytes: int | None  # resident before the first attached stretch,
     trainer_attached_bytes: int | None  # and at the end of the last
@@ -63,8 +71,31 @@ class Attached(Struct, frozen=True):
     bytes_down: int
 
 
+class Job(Struct, frozen=True):
+    """What every rank is told; by itself a learner is an island of one."""
+
+    config: Config
+    steps: int
+    pairs: int
+    device: str
+    node: str | None = None
+    state: str | None = None
+    island: Literal["", "ddp", "fsdp"] = ""
+    ranks: int = 1
+    address: str = ""  # of the syncer
+    meet: str = ""  # the file by which ranks meet
+
+
 def measure(
-    model_preset: str, steps: int, pairs: int, batch: int, device: str, node: str | None, state: str | None
+    model_preset: str,
+    steps: int,
+    pairs: int,
+    batch: int,
+    device: str,
+    node: str | None,
+    state: str | None,
+    island: Literal["", "ddp", "fsdp"] = "",
+    ranks: int = 1,
 ) -> Attached:
     """Pairs of a plain and an attached stretch of `steps` steps; every second pair has them the other way round."""
     config = Config(
@@ -73,42 +104,32 @@ def measure(
         data=Data(batch=batch),
         sync=Sync(num_fragments=24, quorum=1, policy="fixed"),  # one a step, whatever the model's size
     )
-    loop = _Loop(config, device)
-    trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")
-    plain: list[list[float]] = []
-    attached: list[list[float]] = []
-    seen: list[_Seen] = []
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder, _syncer(config, Path(folder)) as local:
-
-        def attach() -> None:
-            address = f"127.0.0.1:{local.port}"
-            with Learner(loop.model, loop.inner.optimizer, address, name="bench", node=node, state=state) as learner:
-                attached.append(loop.stretch(steps, learner))
-                seen.append(_seen(learner))
-
-        for pair in range(pairs):
-            for is_attached in (False, True) if pair % 2 == 0 else (True, False):
-                if is_attached:
-                    attach()
-                else:
-                    plain.append(loop.stretch(steps, None))
+        where = (f"127.0.0.1:{local.port}", f"{folder}/meet")
+        job = Job(config, steps, pairs, device, node, state, island, ranks, *where)
+        with _other_ranks(job):
+            loop, trainer_plain_bytes, plain, attached, seen = take(job, 0)
         local.read_status()
         status = local.status
     ratios = [sum(p) / sum(a) for p, a in zip(plain, attached, strict=True)]
+    tokens = ranks * loop.step_tokens * steps
     return Attached(
         ratio=statistics.median(ratios),
         ratio_min=min(ratios),
         ratio_max=max(ratios),
-        plain_tokens_per_s=statistics.median(loop.step_tokens * steps / sum(times) for times in plain),
-        attached_tokens_per_s=statistics.median(loop.step_tokens * steps / sum(times) for times in attached),
+        plain_tokens_per_s=statistics.median(tokens / sum(times) for times in plain),
+        attached_tokens_per_s=statistics.median(tokens / sum(times) for times in attached),
         plain_step=_spread(plain),
         attached_step=_spread(attached),
+        boundary=_spread([loop.boundaries]),
         pairs=pairs,
         steps=steps,
         model=model_preset,
         device=device,
         node=seen[-1].node,
         state=seen[-1].state,
+        island=island,
+        ranks=ranks,
         parameters=sum(p.numel() for p in loop.model.parameters()),
         trainer_plain_bytes=trainer_plain_bytes,
         trainer_attached_bytes=seen[-1].trainer_bytes,
@@ -117,6 +138,45 @@ def measure(
         bytes_up=status["bytes_in"],
         bytes_down=status["bytes_out"],
     )
+
+
+def take(job: Job, rank: int) -> tuple[_Loop, int | None, list[list[float]], list[list[float]], list[_Seen]]:
+    """All stretches, as one rank: the loop, its memory before, the seconds of plain and attached steps, what it saw."""
+    loop = _Loop(job, rank)
+    trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")
+    plain: list[list[float]] = []
+    attached: list[list[float]] = []
+    seen: list[_Seen] = []
+
+    def attach() -> None:
+        given = (loop.model, loop.inner.optimizer, job.address)
+        with Learner(*given, name="bench", node=job.node, state=job.state) as learner:
+            attached.append(loop.stretch(job.steps, learner))
+            seen.append(_seen(learner))
+
+    for pair in range(job.pairs):
+        for is_attached in (False, True) if pair % 2 == 0 else (True, False):
+            if is_attached:
+                attach()
+            else:
+                plain.append(loop.stretch(job.steps, None))
+    loop.end()
+    return loop, trainer_plain_bytes, plain, attached, seen
+
+
+@contextmanager
+def _other_ranks(job: Job) -> Iterator[None]:
+    """Those beside this process, which end when all stretches are over, or with it."""
+    words = [sys.executable, "-m", __name__, msgspec.json.encode(job).decode()]
+    others = [subprocess.Popen([*words, str(rank)]) for rank in range(1, job.ranks)]
+    try:
+        yield
+        for other in others:
+            other.wait()
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 class _Seen(NamedTuple):
@@ -141,29 +201,58 @@ def _spread(stretches: list[list[float]]) -> Spread:
 
 
 class _Loop:
-    def __init__(self, config: Config, device: str) -> None:
+    def __init__(self, job: Job, rank: int) -> None:
         import torch
 
         torch.set_num_threads(1)
-        self.model = model_of(config).to(device)
+        config, device = job.config, job.device
+        self.model: Any = model_of(config).to(device)
+        self._is_island = bool(job.island)
+        if job.island:
+            self.model = _shared(self.model, job, rank)
         own = config.learner
         self.inner = Inner(self.model, own.lr, own.weight_decay, own.clip, execution_of(own, device))
         corpus = Corpus.open(config.data.path, config.data.bytes_max)
         shape = shape_of(config.model)
-        self.stream = Stream(corpus, 0, 0, config.data.batch, shape.context)
+        self.stream = Stream(corpus, rank, 0, config.data.batch, shape.context)
         self.step_tokens = config.data.batch * shape.context
+        self.boundaries: list[float] = []
 
     def stretch(self, steps: int, learner: Learner | None) -> list[float]:
         """The seconds of each step."""
         took = []
-        for _ in range(FIRST_STEPS + steps):
+        for step in range(FIRST_STEPS + steps):
             began = time.perf_counter()
             inputs, targets = next(self.stream)
             self.inner.step(inputs, targets, 0.5)
+            stepped = time.perf_counter()
             if learner is not None:
                 learner.step(tokens=inputs.size)
             took.append(time.perf_counter() - began)
+            if learner is not None and step >= FIRST_STEPS:
+                self.boundaries.append(time.perf_counter() - stepped)
         return took[FIRST_STEPS:]
+
+    def end(self) -> None:
+        if self._is_island:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+
+def _shared(model: GPT, job: Job, rank: int) -> Any:
+    """The model as a rank of an island has it."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from skerry.proof.chaos.ddp_rank import Parallel
+
+    dist.init_process_group("gloo", f"file://{job.meet}", rank=rank, world_size=job.ranks)
+    if job.island == "ddp":
+        return Parallel(model)
+    for module in (*model.blocks, model):
+        fully_shard(module)
+    return model
 
 
 class _syncer:
@@ -190,3 +279,7 @@ def _toml(tables: dict[str, dict[str, Any]]) -> str:
         lines.append(f"[{table}]")
         lines += [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in values.items()]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    take(msgspec.json.decode(sys.argv[1], type=Job), int(sys.argv[2]))

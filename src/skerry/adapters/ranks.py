@@ -1,0 +1,260 @@
+"""What the ranks of an island say to each other: small records over a socket between the speaker and each other rank.
+
+    follower    Arrived, once; then at each boundary a Report
+    speaker     Table, Look, Do and Reset, as often as a boundary needs them; each boundary ends with Ended
+
+Arrays go over the model's own process group, at the moments that these records say. The records do not: a message of
+gloo takes fifty times as long as one of a socket, NCCL's would wait for the device, and neither hears of a signal
+while it waits. A rank that is gone is an `IslandError`, at the next word to it or from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from skerry.errors import IslandError, one_line
+from skerry.shell.learner import Handover, Standing
+
+MEET_S_MAX = 300.0  # until every rank is there: some may compile, or load a model, first
+DIAL_S = 5.0  # for one address, and for a stranger to say who it is
+CARD_BYTES = 1024
+SECRET_BYTES = 16
+LENGTH_BYTES = 4
+KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))  # a machine that vanished: 90 s
+
+Verb = Literal["read", "add", "write", "blend"]
+
+
+class Said(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What one rank tells another."""
+
+
+# ---------------------------------------------------------------------------------------------- a follower says
+
+
+class Arrived(Said, frozen=True):
+    """It has attached a model of this layout."""
+
+    layout: bytes
+
+
+class Report(Said, frozen=True):
+    """It is at a boundary: after a step of its own batch, or in its closing."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    wants_to_leave: bool = False
+    is_closing: bool = False
+    refusal: str = ""  # its model was another than that attached, at a boundary before
+
+
+# ---------------------------------------------------------------------------------------------- the speaker says
+
+
+class Table(Said, frozen=True):
+    """The run's fragments, by whose numbers the others are spoken of."""
+
+    fragments: bytes
+
+
+class Look(Said, frozen=True):
+    """These are read or changed next; who finds that they should not be says so in its next report.
+
+    An answer at once would be one more time that every rank waits for the others, at nearly every step. A rank whose
+    model is another obeys on the tensors that were attached, so nothing is spoiled, and a step more is counted.
+    """
+
+    fragments: tuple[int, ...]
+
+
+class Do(Said, frozen=True):
+    """Carry a fragment, with the other ranks: what it holds goes over the model's process group."""
+
+    what: Verb
+    fragment: int
+    alpha: float = 1.0
+
+
+class Reset(Said, frozen=True):
+    """Forget the optimizers' state."""
+
+
+class Ended(Said, frozen=True):
+    """The boundary is over: where the learner stands, the same for every rank, or the error that all of them raise."""
+
+    is_running: bool = True
+    where: Standing = Standing()  # without its configuration,
+    config: bytes = b""  # which is here where it is another than before
+    handover: Handover | None = None  # what became of its steps, once it is closed
+    error: str = ""  # its class
+    text: str = ""
+    why: str = ""  # of a refusal
+
+
+FollowerSays = Arrived | Report
+SpeakerSays = Table | Look | Do | Reset | Ended
+
+
+# ---------------------------------------------------------------------------------------------- a line
+
+
+class Line:
+    """A socket to the rank at its other end; what comes is of the type `hears`."""
+
+    def __init__(self, sock: socket.socket, rank: int, hears: Any) -> None:
+        self.rank = rank
+        self._sock, self._file = sock, sock.makefile("rb")
+        self._decoder = msgspec.msgpack.Decoder(hears)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE:
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def say(self, said: Said) -> None:
+        body = msgspec.msgpack.encode(said)
+        with self._lost():
+            self._sock.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+
+    def hear(self, timeout_s: float | None = None) -> Any:
+        """The next record; who gives a time has done with the line when that is over."""
+        with self._lost():
+            self._sock.settimeout(timeout_s)
+            length = int.from_bytes(self._read(LENGTH_BYTES), "little")
+            return self._decoder.decode(self._read(length))
+
+    def close(self) -> None:
+        self._file.close()
+        self._sock.close()
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise ConnectionError("it hung up")
+        return data
+
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: the file of a line that was closed
+            raise gone(f"rank {self.rank}", str(error)) from None
+
+
+def gone(rank: str, why: str) -> IslandError:
+    return IslandError(
+        f"{rank} of this learner's island is gone ({one_line(why)}): the island ends here, and the run goes on; "
+        "torchrun starts it again where --max-restarts allows it"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- how ranks meet
+
+
+class Card(msgspec.Struct, frozen=True):
+    """Where the speaker is to be found; who shows the first secret is of the island, who answers the second is it."""
+
+    addresses: tuple[str, ...]
+    port: int
+    secrets: tuple[bytes, bytes]
+
+
+def meet(group: dist.ProcessGroup, device: torch.device) -> list[Line]:
+    """The speaker's lines to all others, by rank; of another rank, the one to the speaker. Every rank takes part."""
+    if dist.get_rank(group) == 0:
+        with _listening(dist.get_world_size(group)) as server:
+            both = (secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES))
+            card = Card(_addresses(group), server.getsockname()[1], both)
+            _shown(card, group, device)
+            return _received(server, card, dist.get_world_size(group) - 1)
+    return [_dialled(_shown(None, group, device), dist.get_rank(group))]
+
+
+def _listening(backlog: int) -> socket.socket:
+    """At any address of this machine, of both kinds where it has both."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)
+
+
+def _shown(card: Card | None, group: dist.ProcessGroup, device: torch.device) -> Card:
+    """The speaker's card, as every rank has it."""
+    body = msgspec.msgpack.encode(card)
+    page = (len(body).to_bytes(LENGTH_BYTES, "little") + body).ljust(CARD_BYTES, b"\0")
+    sent = torch.frombuffer(bytearray(page), dtype=torch.uint8).to(device)
+    dist.broadcast(sent, dist.get_global_rank(group, 0), group)
+    page = bytes(sent.tolist())
+    length = int.from_bytes(page[:LENGTH_BYTES], "little")
+    return msgspec.msgpack.decode(page[LENGTH_BYTES : LENGTH_BYTES + length], type=Card)
+
+
+def _addresses(group: dist.ProcessGroup) -> tuple[str, ...]:
+    """By which other ranks may reach this one: the first rank of all is where they have met before."""
+    met = [os.environ.get("MASTER_ADDR", "")] if dist.get_rank() == 0 else []
+    return tuple(name for name in [*met, socket.gethostname(), "127.0.0.1"] if name)
+
+
+def _received(server: socket.socket, card: Card, count: int) -> list[Line]:
+    lines: dict[int, Line] = {}
+    deadline = time.monotonic() + MEET_S_MAX
+    while len(lines) < count:
+        server.settimeout(max(0.0, deadline - time.monotonic()))
+        try:
+            sock, _ = server.accept()
+        except OSError:
+            raise IslandError(
+                f"{count - len(lines)} of {count} other ranks of this island did not come within {MEET_S_MAX:g} s: "
+                "make a skerry.Learner of the same model in each, with the same SKERRY_SYNCER"
+            ) from None
+        try:
+            sock.settimeout(DIAL_S)
+            shown = _exactly(sock, SECRET_BYTES + LENGTH_BYTES)
+            if not secrets.compare_digest(shown[:SECRET_BYTES], card.secrets[0]):
+                raise ConnectionError("a stranger")
+            sock.sendall(card.secrets[1])
+        except OSError:
+            sock.close()
+            continue
+        rank = int.from_bytes(shown[SECRET_BYTES:], "little")
+        lines[rank] = Line(sock, rank, FollowerSays)
+    return [line for _, line in sorted(lines.items())]
+
+
+def _dialled(card: Card, rank: int) -> Line:
+    troubles = []
+    for address in card.addresses:
+        try:
+            sock = socket.create_connection((address, card.port), timeout=DIAL_S)
+        except OSError as error:
+            troubles.append(f"{address}: {error}")
+            continue
+        try:
+            sock.sendall(card.secrets[0] + rank.to_bytes(LENGTH_BYTES, "little"))
+            if secrets.compare_digest(_exactly(sock, SECRET_BYTES), card.secrets[1]):
+                return Line(sock, 0, SpeakerSays)
+            troubles.append(f"{address}: somebody else is there")
+        except OSError as error:
+            troubles.append(f"{address}: {error}")
+        sock.close()
+    raise IslandError(f"rank {rank} cannot reach rank 0 of its island at port {card.port} ({'; '.join(troubles)})")
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (more := sock.recv(size - len(data))):
+            raise ConnectionError("hung up")
+        data += more
+    return data
