@@ -67,6 +67,21 @@ def told_to_end(folder, name, is_time):
         return code, syncer.status["tokens"]
 
 
+def of_two_processes(folder, name):
+    """A run whose one learner is two processes under torchrun, to its end: the steps and tokens that it heard of."""
+    genesis, torchrun = folder / "genesis.safetensors", ["-m", "torch.distributed.run", "--standalone"]
+    alone(folder, name, "--genesis", genesis)
+    with Syncer(folder, genesis=genesis, options=["--run.steps=40", *OPTIONS]) as syncer:
+        command = [sys.executable, *torchrun, "--nproc-per-node=2", EXAMPLES / f"{name}.py"]
+        env = environment(SKERRY_SYNCER=f"127.0.0.1:{syncer.port}", SKERRY_NAME="a", ACCELERATE_USE_CPU="true")
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S)
+        assert done.returncode == 0, done.stderr
+        assert syncer.wait() == 0, syncer.said
+    with Store.open(syncer.run_dir, readonly=True) as store:
+        (account,) = state_of(store.records).ledger.accounts.values()
+    return account
+
+
 def killed_and_resumed(folder, name, is_time, between=lambda: None):
     """A run of one learner, killed when what it has printed says so, and started again, to the run's end.
 

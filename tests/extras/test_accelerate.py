@@ -10,7 +10,7 @@ pytest.importorskip("accelerate", reason="needs accelerate: ./run test-extras")
 import torch
 from torch.nn import functional
 
-from extras.runs import alone, example, killed_and_resumed
+from extras.runs import alone, example, killed_and_resumed, of_two_processes
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -31,3 +31,8 @@ def test_the_example_is_killed_and_comes_back(tmp_path):
         model.load_state_dict(values)
         losses.append(functional.cross_entropy(model(windows[:, :8]), windows[:, 8]).item())
     assert losses[1] < losses[0] - 1
+
+
+def test_two_processes_under_torchrun_are_one_learner(tmp_path):
+    account = of_two_processes(tmp_path, "accelerate_loop")
+    assert account.step >= 40 and account.tokens == account.step * 2 * 64 * 9

@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 import skerry
 from e2e.processes import Syncer
 from e2e.processes import skerry as command
-from extras.runs import OPTIONS, alone, example, killed_and_resumed, told_to_end
+from extras.runs import OPTIONS, alone, example, killed_and_resumed, of_two_processes, told_to_end
 from skerry.core.state import state_of
 from skerry.store import Store
 
@@ -173,6 +173,11 @@ def test_the_example_is_killed_and_goes_on_from_its_checkpoint_in_the_same_run(t
     assert exported.returncode == 0, exported.stderr
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
     assert loss_of(loaded, module.windows()) == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_two_processes_under_torchrun_are_one_learner(tmp_path):
+    account = of_two_processes(tmp_path, "hf_trainer")
+    assert account.step >= 40 and account.tokens == account.step * 2 * 2 * 8 * 32
 
 
 def test_told_to_end_the_trainer_stops_and_all_of_its_work_is_handed_in(tmp_path):
