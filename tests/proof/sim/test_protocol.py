@@ -397,8 +397,8 @@ def collect_the_uncommitted(plant):
 def take_duplicates(plant):
     """A contribution that was merged already is taken again."""
 
-    def verdict(c, flaw, settled, held, version, since, held_out=admission.verdict):
-        reason, harmful = held_out(c, flaw, settled, held, version, since)
+    def verdict(c, flaw, settled, held, *more, held_out=admission.verdict):
+        reason, harmful = held_out(c, flaw, settled, held, *more)
         return (None, False) if reason == "duplicate" and held is None else (reason, harmful)
 
     plant(admission, "verdict", verdict)
