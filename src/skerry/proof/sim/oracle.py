@@ -159,9 +159,10 @@ class Oracle:
             return
         steps = tokens = 0
         for (learner, life), process in self.lives.items():
-            seen = Span(0, state.ledger.account(learner, life).step)
+            account = state.ledger.account(learner, life)
+            seen, told = Span(0, account.step), {Span(at.from_step, at.to_step) for at in account.alone}
             for p in range(len(self.versions)):
-                for left in self._counted(process, seen, self.discarded[learner, life, p]):
+                for left in self._counted(process, seen, told, self.discarded[learner, life, p]):
                     steps += left.upto - left.after
                     tokens += process.tokens[left.upto] - process.tokens[left.after]
         budget = (run.tokens or run.steps * run.learners) * len(self.versions)
@@ -169,10 +170,13 @@ class Oracle:
         need(spent >= budget, "I20 lone work", f"the run closes when {spent} of {budget} are spent")
         need(kept >= spent, "I20 lone work", f"{spent} are spent, and only {kept} count")
 
-    def _counted(self, process: LearnerProcess, seen: Span, discarded: list[Span]) -> list[Span]:
-        """What of the steps that were seen is neither discarded nor was done alone for too long."""
+    def _counted(self, process: LearnerProcess, seen: Span, told: set[Span], discarded: list[Span]) -> list[Span]:
+        """What of the steps that were seen is neither discarded nor was done alone for too long.
+
+        A learner restates the last stretch that it did so. One before it counts if no syncer lived to write it down.
+        """
         alone = [span for span in process.alone.too_long if span.upto <= seen.upto]
-        out = sorted([*discarded, *alone])
+        out = sorted([*discarded, *(span for span in alone if span in told or span == alone[-1])])
         counted, after = [], 0
         for span in out:
             counted.append(seen.common(Span(after, span.after)))
