@@ -7,7 +7,7 @@
 Without SKERRY_SYNCER it trains by itself. It needs JAX and optax: pip install 'skerry[jax]' optax
 """
 
-import argparse
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,8 @@ optimizer = optax.adamw(3e-3)
 
 
 def first_params():
-    keys = jax.random.split(jax.random.key(0), 2)
-    shapes = {"hidden": (8, 32), "out": (32, 1)}
-    return {
-        name: {"kernel": jax.random.normal(key, shape) / 4, "bias": jnp.zeros(shape[1])}
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
+    shapes, key = {"hidden": (8, 32), "out": (32, 1)}, jax.random.key(0)
+    return {name: {"kernel": jax.random.normal(key, s) / 4, "bias": jnp.zeros(s[1])} for name, s in shapes.items()}
 
 
 def loss_of(params, x):
@@ -42,11 +38,9 @@ def train_step(params, state, x):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--genesis", help="write the first values to this file, and end")
     params = first_params()
-    if genesis := parser.parse_args().genesis:
-        skerry.jax.save_genesis(params, genesis)
+    if "--genesis" in sys.argv:
+        skerry.jax.save_genesis(params, sys.argv[sys.argv.index("--genesis") + 1])
         return
     with skerry.jax.Learner(params) as learner:
         params = learner.params

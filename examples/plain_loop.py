@@ -8,6 +8,7 @@ SKERRY_SYNCER=localhost:7077 SKERRY_NAME=a python examples/plain_loop.py &
 SKERRY_SYNCER=localhost:7077 SKERRY_NAME=b python examples/plain_loop.py
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,8 +20,8 @@ import skerry  # +
 
 
 def text() -> torch.Tensor:
-    """Bytes to learn from: the standard library's files beside this interpreter's `os` module."""
-    folder = Path(__import__("os").__file__).parent
+    """Bytes to learn from: the standard library's files."""
+    folder = Path(os.__file__).parent
     return torch.tensor(list(b"".join(p.read_bytes() for p in sorted(folder.glob("*.py"))[:40])))
 
 
@@ -38,20 +39,17 @@ class NextByte(nn.Module):
 
 def main() -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # so small a model gains nothing from more
     data, model = text(), NextByte()
     if "--genesis" in sys.argv:
         skerry.save_genesis(model, sys.argv[sys.argv.index("--genesis") + 1])
         return
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
     with skerry.Learner(model, optimizer) as learner:  # +
         torch.seed()  # every learner draws its own batches
         for step in range(300):
             start = torch.randint(len(data) - 9, (64,))
             window = data[start[:, None] + torch.arange(9)]
-            loss = functional.cross_entropy(model(window[:, :8]), window[:, 8])
-            loss.backward()
+            (loss := functional.cross_entropy(model(window[:, :8]), window[:, 8])).backward()
             optimizer.step()
             optimizer.zero_grad()
             if step % 50 == 0:

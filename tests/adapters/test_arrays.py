@@ -1,16 +1,20 @@
 """Numpy arrays as a learner's model, and the check for adapters that it is built on."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import skerry
-from e2e.processes import Syncer, until, write_genesis
+from e2e.processes import WAIT_S, Syncer, until, write_genesis
 from skerry.adapters.arrays import ByElements, NumpyElements, layout_of_arrays
 from skerry.proof.conformance import check
 from skerry.run.genesis import read_genesis
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_loop.py"
 
 
 def arrays_of(path):
@@ -87,6 +91,21 @@ def test_a_loop_over_arrays_is_a_learner_and_ends_with_what_the_run_has(tmp_path
     for name, values in arrays_of(out).items():
         np.testing.assert_allclose(arrays[name], values, rtol=0, atol=1e-5)
         assert (values > arrays_of(genesis)[name]).all()
+
+
+def test_the_example_learns_alone_and_as_a_learner(tmp_path):
+    def run(*words, **env):
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("SKERRY_")}
+        words = [sys.executable, str(EXAMPLE), *map(str, words)]
+        return subprocess.run(words, env=bare | env, capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
+
+    losses = [float(line.split()[-1]) for line in run().splitlines()]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    genesis = tmp_path / "genesis.safetensors"
+    run("--genesis", genesis)
+    with Syncer(tmp_path, genesis=genesis, options=["--run.steps=120", "--run.learners=1"]) as syncer:
+        said = run(SKERRY_SYNCER=f"127.0.0.1:{syncer.port}", SKERRY_NAME="a").splitlines()
+        assert syncer.wait() == 0 and len(said) == 3, "it stopped when the budget was spent"
 
 
 def test_arrays_that_are_another_since_are_refused_by_name(tmp_path):
