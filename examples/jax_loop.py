@@ -4,7 +4,7 @@
     skerry syncer --run runs/mine --genesis genesis.safetensors --run.steps 600 --run.learners 1
     SKERRY_SYNCER=localhost:7077 SKERRY_NAME=island-a python examples/jax_loop.py
 
-Without SKERRY_SYNCER it trains by itself. It needs JAX and optax: pip install 'skerry[jax]' optax
+Without SKERRY_SYNCER it trains by itself. It needs pip install 'skerry[jax]'.
 """
 
 import sys
@@ -40,8 +40,7 @@ def train_step(params, state, x):
 def main():
     params = first_params()
     if "--genesis" in sys.argv:
-        skerry.jax.save_genesis(params, sys.argv[sys.argv.index("--genesis") + 1])
-        return
+        return skerry.jax.save_genesis(params, sys.argv[-1])
     with skerry.jax.Learner(params) as learner:
         params = learner.params
         state, key = optimizer.init(params), jax.random.key(1 + learner.index)
@@ -51,8 +50,7 @@ def main():
             if number % 50 == 0:
                 print(f"step {number:4d}  loss {loss:.4f}", flush=True)
             params = learner.step(params, tokens=BATCH)
-            if learner.was_reset:
-                state = optimizer.init(params)
+            state = optimizer.init(params) if learner.was_reset else state
             if not learner.is_running:
                 break
 

@@ -1,7 +1,6 @@
 """A plain PyTorch loop, and the four lines (marked +) that make it a learner of a shared run.
 
 python examples/plain_loop.py                                   # alone: the four lines do nothing
-
 python examples/plain_loop.py --genesis genesis.safetensors     # write the first values, once
 skerry syncer --run runs/plain --genesis genesis.safetensors --run.steps 300 --run.learners 2 &
 SKERRY_SYNCER=localhost:7077 SKERRY_NAME=a python examples/plain_loop.py &
@@ -30,8 +29,10 @@ class NextByte(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(256, 32)
-        self.body = nn.Sequential(nn.Linear(8 * 32, 256), nn.GELU(), nn.Linear(256, 256))
+        self.embed, self.body = (
+            nn.Embedding(256, 32),
+            nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)),
+        )
 
     def forward(self, context: torch.Tensor) -> torch.Tensor:
         return self.body(self.embed(context).flatten(1))
@@ -41,8 +42,7 @@ def main() -> None:
     torch.manual_seed(0)
     data, model = text(), NextByte()
     if "--genesis" in sys.argv:
-        skerry.save_genesis(model, sys.argv[sys.argv.index("--genesis") + 1])
-        return
+        return skerry.save_genesis(model, sys.argv[-1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with skerry.Learner(model, optimizer) as learner:  # +
         torch.seed()  # every learner draws its own batches

@@ -104,8 +104,8 @@ def test_the_example_learns_alone_and_as_a_learner(tmp_path):
     genesis = tmp_path / "genesis.safetensors"
     run("--genesis", genesis)
     with Syncer(tmp_path, genesis=genesis, options=["--run.steps=120", "--run.learners=1"]) as syncer:
-        said = run(SKERRY_SYNCER=f"127.0.0.1:{syncer.port}", SKERRY_NAME="a").splitlines()
-        assert syncer.wait() == 0 and len(said) == 3, "it stopped when the budget was spent"
+        run(SKERRY_SYNCER=f"127.0.0.1:{syncer.port}", SKERRY_NAME="a")
+        assert syncer.wait() == 0, "its steps are the run's, which is over"
 
 
 def test_arrays_that_are_another_since_are_refused_by_name(tmp_path):
