@@ -20,8 +20,7 @@ import skerry  # +
 
 def text() -> torch.Tensor:
     """Bytes to learn from: the standard library's files."""
-    folder = Path(os.__file__).parent
-    return torch.tensor(list(b"".join(p.read_bytes() for p in sorted(folder.glob("*.py"))[:40])))
+    return torch.tensor(list(b"".join(p.read_bytes() for p in sorted(Path(os.__file__).parent.glob("*.py"))[:40])))
 
 
 class NextByte(nn.Module):
@@ -29,10 +28,8 @@ class NextByte(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.body = (
-            nn.Embedding(256, 32),
-            nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)),
-        )
+        self.embed = nn.Embedding(256, 32)
+        self.body = nn.Sequential(nn.Linear(8 * 32, 256), nn.GELU(), nn.Linear(256, 256))
 
     def forward(self, context: torch.Tensor) -> torch.Tensor:
         return self.body(self.embed(context).flatten(1))
@@ -47,9 +44,9 @@ def main() -> None:
     with skerry.Learner(model, optimizer) as learner:  # +
         torch.seed()  # every learner draws its own batches
         for step in range(300):
-            start = torch.randint(len(data) - 9, (64,))
-            window = data[start[:, None] + torch.arange(9)]
-            (loss := functional.cross_entropy(model(window[:, :8]), window[:, 8])).backward()
+            window = data[torch.randint(len(data) - 9, (64, 1)) + torch.arange(9)]
+            loss = functional.cross_entropy(model(window[:, :8]), window[:, 8])
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if step % 50 == 0:
