@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -268,7 +269,7 @@ def rank_of(
     return Follower(island, layout, own, device, wants_to_leave)
 
 
-class Rank:
+class Rank(ABC):
     """One rank of an island, as its loop has it; what it says of the learner is what was last agreed on."""
 
     home: Home | None = None
@@ -344,14 +345,12 @@ class Rank:
         for line in self._lines:
             line.close()
 
-    def _start(self, join_timeout_s: float) -> None:
-        raise NotImplementedError
-
-    def _step(self, own: Report) -> None:
-        raise NotImplementedError
-
-    def _close(self, timeout_s: float | None, patience_s: float | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _start(self, join_timeout_s: float) -> None: ...
+    @abstractmethod
+    def _step(self, own: Report) -> None: ...
+    @abstractmethod
+    def _close(self, timeout_s: float | None, patience_s: float | None) -> None: ...
 
 
 class Speaker(Rank):
