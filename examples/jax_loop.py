@@ -1,7 +1,7 @@
 """A learner in JAX, with optax: a pytree of parameters, and a step that gives them back.
 
     python examples/jax_loop.py --genesis genesis.safetensors
-    skerry syncer --run runs/mine --genesis genesis.safetensors --run.steps 600 --run.learners 1
+    skerry syncer --run runs/mine --genesis genesis.safetensors --run.steps 250 --run.learners 1
     SKERRY_SYNCER=localhost:7077 SKERRY_NAME=island-a python examples/jax_loop.py
 
 Without SKERRY_SYNCER it trains by itself. It needs pip install 'skerry[jax]'.

@@ -1,7 +1,7 @@
 """A learner without a framework: named numpy arrays, and gradients by hand.
 
     python examples/numpy_loop.py --genesis genesis.safetensors
-    skerry syncer --run runs/mine --genesis genesis.safetensors --run.steps 600 --run.learners 1
+    skerry syncer --run runs/mine --genesis genesis.safetensors --run.steps 250 --run.learners 1
     SKERRY_SYNCER=localhost:7077 SKERRY_NAME=island-a python examples/numpy_loop.py
 
 Without SKERRY_SYNCER it trains by itself. Any framework can be joined in this way: read its tensors into such arrays,

@@ -2,7 +2,7 @@
 
 python examples/plain_loop.py                                   # alone: the four lines do nothing
 python examples/plain_loop.py --genesis genesis.safetensors     # write the first values, once
-skerry syncer --run runs/plain --genesis genesis.safetensors --run.steps 300 --run.learners 2 &
+skerry syncer --run runs/plain --genesis genesis.safetensors --run.steps 250 --run.learners 2 &
 SKERRY_SYNCER=localhost:7077 SKERRY_NAME=a python examples/plain_loop.py &
 SKERRY_SYNCER=localhost:7077 SKERRY_NAME=b python examples/plain_loop.py
 """
@@ -23,9 +23,7 @@ def text() -> torch.Tensor:
     return torch.tensor(list(b"".join(p.read_bytes() for p in sorted(Path(os.__file__).parent.glob("*.py"))[:40])))
 
 
-class NextByte(nn.Module):
-    """Predicts a byte from the eight before it."""
-
+class NextByte(nn.Module):  # predicts a byte from the eight before it
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(256, 32)
@@ -37,6 +35,7 @@ class NextByte(nn.Module):
 
 def main() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # so small a model gains nothing from more
     data, model = text(), NextByte()
     if "--genesis" in sys.argv:
         return skerry.save_genesis(model, sys.argv[-1])

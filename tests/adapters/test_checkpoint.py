@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import skerry
 from e2e.processes import Syncer, until
-from skerry.adapters.checkpoint import Checkpoint
+from skerry.adapters.checkpoint import METADATA, Checkpoint
 from skerry.errors import ConfigError, ModelError
 
 OPTIONS = ["--run.tokens=1e9", "--run.learners=1", "--sync.num_fragments=2", "--sync.sync_every=2"]
@@ -63,7 +64,8 @@ def test_a_loop_goes_on_from_a_checkpoint_with_the_bits_of_one_that_was_not_brok
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     path, (_, optimizers, _) = tmp_path / "a.ckpt", tools()
     for name in ("a.ckpt.0123456789abcdef.tmp", "a.ckpt.tmp", "b.ckpt.0123456789abcdef.tmp"):
-        (tmp_path / name).touch()
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state").touch()
     assert not Checkpoint(path, optimizers, [], 60).restore()
     assert sorted(os.listdir(tmp_path)) == ["a.ckpt.tmp", "b.ckpt.0123456789abcdef.tmp"]
 
@@ -97,7 +99,9 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
     kept = Checkpoint(path, optimizers, [schedule], 60)
     kept.take()
     kept.wait()
-    with pytest.raises(ModelError, match=r"does not fit .* \(it holds 2 optimizers, and 1 are given\)"):
+    with pytest.raises(
+        ModelError, match=r"does not fit .* \(it is of AdamW, SGD, StepLR, and AdamW, StepLR are given\)"
+    ):
         Checkpoint(path, optimizers[:1], [schedule], 60).restore()
     with pytest.raises(ModelError, match=r"a\.ckpt: does not fit what it is to be loaded into"):
         Checkpoint(path, [torch.optim.SGD(model.parameters()), optimizers[1]], [schedule], 60).restore()
@@ -110,6 +114,49 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
         Checkpoint(tmp_path / "nowhere" / "a.ckpt", optimizers, [], 60)
     with pytest.raises(ConfigError, match=r"checkpoint_every_s = 0: give seconds"):
         Checkpoint(path, optimizers, [], 0)
+
+
+def test_nothing_is_loaded_of_one_that_does_not_fit(tmp_path):
+    path, (model, optimizers, _) = tmp_path / "a.ckpt", tools()
+    train(model, optimizers, tools()[2], 2)
+    kept = Checkpoint(path, optimizers, [], 60)
+    kept.take()
+    kept.wait()
+    with pytest.raises(ModelError, match=r"it is of AdamW, SGD, and SGD, AdamW are given"):
+        Checkpoint(path, optimizers[::-1], [], 60).restore()
+    for about in ("[]", "5", "null", "[" * 100_000, '{"format": 1}', '{"format": 1, "kinds": 3}'):
+        save_file({}, path, {METADATA: about})
+        with pytest.raises(ModelError, match=r"a\.ckpt: (is no readable checkpoint|does not fit)"):
+            Checkpoint(path, optimizers, [], 60).restore()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ModelError, match="it is no plain file"):
+        Checkpoint(path, optimizers, [], 60).restore()
+    assert all(float(state["step"]) == 2 for state in optimizers[0].state.values()), "as they were"
+
+
+class Fickle(Odd):
+    """Has a state once."""
+
+    def __init__(self):
+        self.states = [{}]
+
+    def state_dict(self):
+        return self.states.pop()
+
+
+def test_a_state_that_cannot_be_had_costs_a_warning_and_a_fork_writes_nothing(tmp_path, caplog):
+    path, (_, optimizers, _) = tmp_path / "a.ckpt", tools()
+    with caplog.at_level(logging.WARNING):
+        Checkpoint(path, optimizers, [Fickle()], 60).take()
+    assert "could not be written (IndexError: pop from empty list)" in caplog.text
+    kept = Checkpoint(path, optimizers, [], 60)
+    if not (child := os.fork()):
+        kept.take()
+        kept.wait()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not path.exists()
 
 
 LOOP = """

@@ -204,6 +204,24 @@ def test_who_must_have_a_syncer_is_told_that_none_is_named(monkeypatch, caplog):
     assert alone.close().reason == "there is no syncer: nothing was shared"
 
 
+WAITS = """
+import numpy as np, skerry
+learner = skerry.ArrayLearner({"w": np.zeros(3, np.float32)}, "127.0.0.1:1", wait=False)
+with learner:
+    assert learner.is_running and learner.status().trouble == "it has not joined yet"
+    print("waiting", flush=True)
+    while learner.step(tokens=1):
+        pass
+"""
+
+
+def test_who_waits_at_the_first_step_and_is_told_to_end_ends():
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as loop:
+        assert loop.stdout.readline() == b"waiting\n"
+        loop.send_signal(signal.SIGTERM)
+        assert loop.wait(60) == 143
+
+
 def test_who_does_not_wait_in_the_constructor_waits_at_the_first_step(syncer, tmp_path):
     arrays, learner = learner_of(syncer, tmp_path, wait=False)
     learner.wait_for_start()

@@ -173,3 +173,28 @@ def test_a_directory_that_lost_its_tape_is_not_taken_for_a_fresh_one(tmp_path):
     done = skerry("syncer", "--run", tmp_path, "--port", "0", "--run.tokens", "1e6")
     assert done.returncode == 2 and "tape is missing, and status.json says" in done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"aliases": {"b": "b"}},
+        {"aliases": {"b": "c", "c": "b"}},
+        {"aliases": {"zz": "b", "b": "a"}},
+        {"aliases": {"__metadata__": "a"}},
+        {"aliases": {"a": "b"}},
+        {"aliases": {"c": "a"}},
+        {"files": {"model.safetensors": "x"}},
+        {"files": {"../config.json": "x"}},
+        {"files": {"pwn.py": "x"}},
+    ],
+    ids=lambda said: json.dumps(said),
+)
+def test_a_description_from_which_no_export_could_be_made_is_refused(tmp_path, said):
+    """When the file is read, and not when everything is trained."""
+    path = tmp_path / "genesis.safetensors"
+    arrays = {"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 3), np.float32), "c": np.zeros(4, np.float32)}
+    about = {"embeddings": [], "trained": ["a"], "buffers": [], "aliases": {}, "files": {}} | said
+    save_file(arrays, path, {METADATA: json.dumps(about)})
+    with pytest.raises(ModelError, match="its metadata 'skerry'"):
+        read_genesis(path)

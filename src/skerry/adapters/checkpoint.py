@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ class Checkpoint:
     ) -> None:
         if not every_s > 0:
             raise ConfigError(f"checkpoint_every_s = {every_s}: give seconds, more than 0")
-        self.path = Path(path)
+        self.path = Path(path).resolve()  # a link stays one, and leads to the newest
         if not self.path.parent.is_dir():
             raise ConfigError(f"checkpoint {self.path}: there is no folder {self.path.parent}: make it first")
         self._parts: dict[str, Sequence[Stateful]] = {
@@ -81,9 +82,10 @@ class Checkpoint:
         self._taken_at = time.monotonic()
         self._writer: threading.Thread | None = None
         self._trouble: BaseException | None = None
+        self._owner = os.getpid()
         self._state()  # what cannot be kept is refused now
         for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}.tmp"):
-            left.unlink(missing_ok=True)  # by a process that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while it wrote
 
     def restore(self) -> bool:
         """Have everything as the file has it; whether there is one."""
@@ -91,13 +93,13 @@ class Checkpoint:
             return False
         told, tensors = self._read()
         try:
+            if told["kinds"] != self._kinds:
+                raise ValueError(f"it is of {_listed(told['kinds'])}, and {_listed(self._kinds)} are given")
+            states = {part: _joined(told[part], tensors) for part in self._parts}
             for part, members in self._parts.items():
-                states = _joined(told[part], tensors)
-                if len(states) != len(members):
-                    raise ValueError(f"it holds {len(states)} {part}, and {len(members)} are given")
-                for member, state in zip(members, states, strict=True):
+                for member, state in zip(members, states[part], strict=True):
                     member.load_state_dict(state)
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # a recursion too
             raise ModelError(
                 f"checkpoint {self.path}: does not fit what it is to be loaded into ({error}): give what it was "
                 "made with, or remove it to begin anew"
@@ -106,54 +108,75 @@ class Checkpoint:
 
     def look(self) -> None:
         """At a step boundary: take one if it is time, unless the last is still being written."""
-        if time.monotonic() - self._taken_at < self._every_s or (self._writer and self._writer.is_alive()):
-            return
-        self.take()
+        is_writing = self._writer is not None and self._writer.is_alive()
+        if time.monotonic() - self._taken_at >= self._every_s and not is_writing:
+            self.take()
 
     def take(self) -> None:
-        """Copy everything, and have it written; what went wrong with the last is raised here."""
+        """Copy everything, and have it written, by the process that it is of; training goes on if that cannot be."""
+        if os.getpid() != self._owner:
+            return
         self.wait()
         self._taken_at = time.monotonic()
-        told, tensors = self._state()
-        kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        try:
+            told, tensors = self._state()
+            kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        except Exception as error:  # somebody else's state_dict, or no memory
+            self._say(error)
+            return
         self._writer = threading.Thread(target=self._write, args=(told, kept), name="skerry-checkpoint")
         self._writer.start()
 
     def wait(self) -> None:
-        """Until the last is written."""
+        """Until the last is written; what went wrong with it is said."""
+        if os.getpid() != self._owner:
+            return  # the thread is not there in a fork
         if self._writer is not None:
             self._writer.join()
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
-            log.warning("checkpoint %s could not be written: %s; the one before it stays", self.path, trouble)
+            self._say(trouble)
+
+    def _say(self, trouble: BaseException) -> None:
+        why = f"{type(trouble).__name__}: {trouble}"
+        log.warning("checkpoint %s could not be written (%s); the one before it stays", self.path, why)
+
+    @property
+    def _kinds(self) -> dict[str, list[str]]:
+        return {part: [type(member).__name__ for member in members] for part, members in self._parts.items()}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
-        told = {
+        told: dict[str, Any] = {"kinds": self._kinds} | {
             part: _apart([member.state_dict() for member in members], part, tensors)
             for part, members in self._parts.items()
         }
         return told, tensors
 
     def _write(self, told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Under another name first, which nobody could have put a link at."""
-        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        """In a folder of its own first, which nobody else writes to, and which holds whatever a kill leaves."""
+        folder = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
         try:
+            folder.mkdir(mode=0o700)
             host = {name: tensors.pop(name).cpu().contiguous() for name in list(tensors)}
-            save_file(host, temporary, {METADATA: json.dumps({"format": FORMAT, **told})})
-            with temporary.open("rb") as file:
+            save_file(host, folder / "state", {METADATA: json.dumps({"format": FORMAT, **told})})
+            with (folder / "state").open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.replace(self.path)
+            (folder / "state").replace(self.path)
         except Exception as error:
             self._trouble = error
-            temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _read(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         try:
+            if not self.path.is_file():
+                raise OSError("it is no plain file")
             with safe_open(self.path, framework="pt") as file:
                 told = json.loads((file.metadata() or {})[METADATA])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            if not isinstance(told, dict):
+                raise ValueError("its metadata is no table")
+        except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
             raise ModelError(
                 f"checkpoint {self.path}: is no readable checkpoint ({error}): name another, or remove it"
             ) from None
@@ -199,3 +222,7 @@ def _joined(told: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if word == TUPLE:
         return tuple(_joined(each, tensors) for each in inner)
     return {_joined(key, tensors): _joined(each, tensors) for key, each in inner}
+
+
+def _listed(kinds: dict[str, list[str]]) -> str:
+    return ", ".join(name for part in ("optimizers", "others") for name in kinds[part]) or "nothing"

@@ -11,7 +11,9 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
@@ -135,7 +137,7 @@ class BaseLearner:
             read_token(self._token_file) if self._token_file else None,
             node,
             home,
-            self._is_wanted,
+            lambda: self._is_wanted() and not self._is_told_to_leave,
             tuple(others),
         )
 
@@ -149,12 +151,23 @@ class BaseLearner:
         if self._place is None or self._has_started:
             return
         try:
-            self._place.start(self._join_timeout_s)
+            with self._obeying():
+                self._place.start(self._join_timeout_s)
         except BaseException:
             self._is_closed = True
             self._place.close(timeout_s=0.0)
             raise
         self._has_started = True
+
+    @contextmanager
+    def _obeying(self) -> Iterator[None]:
+        """Who waits to be taken in and is told to end does so as the signal would have it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._notice is not None:
+                self._notice.obey()
+            raise
 
     def step(self, tokens: int, loss: float = 0.0) -> bool:
         """Call after each optimizer step; never waits for the network. False once no more steps are wanted."""
@@ -167,7 +180,8 @@ class BaseLearner:
         count, loss = _tokens(tokens), _loss(loss)
         self.wait_for_start()
         try:
-            return self._place.step(count, loss) and not self._leaves
+            with self._obeying():
+                return self._place.step(count, loss) and not self._leaves
         except ModelError as error:
             self._refusal = error
             raise
@@ -215,11 +229,21 @@ class BaseLearner:
     @property
     def is_running(self) -> bool:
         """Further steps are wanted: by the run, and by whoever could end this process."""
-        return (True if self._place is None else self._place.is_running) and not self._leaves
+        return self._is_running_there and not self._leaves
+
+    @property
+    def _is_running_there(self) -> bool:
+        if self._place is None or not (self._has_started or self._is_closed):
+            return True  # alone, or not taken in yet
+        return self._place.is_running
 
     def status(self) -> Standing:
         """Where this learner stands."""
-        return self._place.standing if self._place else Standing(trouble="no syncer's address was given")
+        if self._place is None:
+            return Standing(trouble="no syncer's address was given")
+        if self._has_started or self._is_closed:
+            return self._place.standing
+        return replace(self._place.standing, is_running=True, trouble="it has not joined yet")
 
     @property
     def connected(self) -> bool:

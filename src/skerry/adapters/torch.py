@@ -8,6 +8,7 @@ them is kept beside it (`adapters/precision.py`). How fragments get to and from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -30,7 +31,7 @@ from skerry.core.messages import Frozen
 from skerry.errors import ConfigError
 from skerry.node.cells import Cell
 from skerry.node.training import Carrier
-from skerry.shell.learner import Handover, LearnerShell
+from skerry.shell.learner import Handover, LearnerShell, Standing
 
 
 class Learner(BaseLearner):
@@ -119,10 +120,10 @@ class Learner(BaseLearner):
             self._checkpoint.wait()
         return handover
 
-    @property
-    def ramp(self) -> float:
-        """As of every learner; 1 where the optimizer goes on with the state it had."""
-        return 1.0 if self._is_restored else super().ramp
+    def status(self) -> Standing:
+        """As of every learner; the rate is not ramped where the optimizer goes on with the state it had."""
+        where = super().status()
+        return replace(where, ramp=1.0) if self._is_restored else where
 
 
 class TorchParameters:

@@ -171,7 +171,7 @@ class Learners:
             first = f"the run's model has frozen parameters, like {min(contents.frozen)}"
             return f"{first}, and the learner says nothing of its own: upgrade Skerry there; {ANY}"
         difference = frozen_difference(said, contents.frozen)
-        return difference and f"{difference}: load the base that the run began with; {ANY}"
+        return difference and one_line(f"{difference}: load the base that the run began with; {ANY}")
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)

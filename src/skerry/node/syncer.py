@@ -52,6 +52,7 @@ from skerry.core.messages import FULL, Buffers, Contribution, Publication, Refus
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
+from skerry.errors import one_line
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
 from skerry.node.buffers import flaw_of
@@ -428,7 +429,7 @@ class SyncerNode:
         """Without a file where they are not kept."""
         flaw = flaw_of(given.data, self.contents)
         if flaw:
-            log.warning("refused the buffers of %s: %s", given.learner, flaw)
+            log.warning("refused the buffers of %s: %s", given.learner, one_line(flaw))
         file = "" if flaw else self.store.put([given.data])
         return BuffersStored(given.learner, given.life, given.step, given.tokens, file)
 

@@ -32,7 +32,16 @@ def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
     read = [(given, tensors) for given in lately if (tensors := _read(root, given)) is not None]
     dtypes = {fixed.name: fixed.dtype for fixed in decode_contents(state.created.contents).fixed}
     names = sorted({name for _, tensors in read for name in tensors})
-    return {name: _one(dtypes[name], [(g.tokens, t[name]) for g, t in read if name in t]) for name in names}
+    weights = [_tokens(state, given) for given, _ in read]
+    return {
+        name: _one(dtypes[name], [(w, t[name]) for w, (_, t) in zip(weights, read, strict=True) if name in t])
+        for name in names
+    }
+
+
+def _tokens(state: RunState, given: Buffered) -> int:
+    """After which it had them, and no more than the books have of that life: a learner may say anything."""
+    return min(given.tokens, state.ledger.account(given.learner, given.life).tokens)
 
 
 def given_lately(buffers: Iterable[Buffered]) -> list[Buffered]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -51,6 +52,9 @@ METADATA = "skerry"  # the one metadata key of our safetensors; the library writ
 UNSAID = Contents(is_whole=False)  # of values alone
 
 log = logging.getLogger("skerry.store")
+
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\.(json|txt|model|jinja)")  # of a file beside a model
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -168,6 +172,8 @@ def opened(path: Path) -> TensorFile:
     """A safetensors file; what is none is refused."""
     if path.is_dir():
         raise ModelError(f"{path}: is a directory; name the safetensors file in it")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: is no plain file; name a safetensors file")
     try:
         with safe_open(path, framework="numpy"):  # which looks at the whole header
             return TensorFile(path)
@@ -192,6 +198,12 @@ def _sorted_out(file: TensorFile, said: Said | None) -> tuple[list[Entry], Conte
     for name in [*sorted(said.trained), *said.aliases.values()]:
         if name not in file.entries:
             raise ModelError(f"{file.path}: its metadata {METADATA!r} names {name}, which is not in it")
+    _check_aliases(file, said)
+    for name in said.files:
+        if not PLAIN_NAME.fullmatch(name):
+            raise ModelError(
+                f"{file.path}: its metadata {METADATA!r} has a file {name!r:.80}, which is no configuration"
+            )
     trained = [entry for entry in file.entries.values() if entry.name in said.trained]
     fixed = tuple(
         Fixed(entry.name, entry.dtype, entry.shape, "buffer" if entry.name in said.buffers else "frozen")
@@ -199,6 +211,17 @@ def _sorted_out(file: TensorFile, said: Said | None) -> tuple[list[Entry], Conte
         if entry.name not in said.trained and entry.name not in said.aliases
     )
     return trained, Contents(_dtypes(trained), said.aliases, fixed, said.files)
+
+
+def _check_aliases(file: TensorFile, said: Said) -> None:
+    """A further name is of a tensor that has its own, and what lies under it is a copy of that, or nothing."""
+    for alias, name in said.aliases.items():
+        copy, one = file.entries.get(alias), file.entries[name]
+        is_copy = copy is None or (copy.dtype, copy.shape) == (one.dtype, one.shape)
+        if name in said.aliases or alias in (said.trained or ()) or alias == "__metadata__" or not is_copy:
+            raise ModelError(
+                f"{file.path}: its metadata {METADATA!r} has {alias!r:.80} as another name of {name!r:.80}: it is none"
+            )
 
 
 def _dtypes(trained: list[Entry]) -> dict[str, str]:

@@ -76,8 +76,11 @@ def adapter(root: Path, created: RunCreated) -> tuple[list[Output], str]:
             f"--adapter: {root} began from no PEFT model: save its genesis from one (skerry.save_genesis of what "
             "get_peft_model returned), or export without --adapter"
         )
-    about = json.loads(text)
-    called = about.pop(ADAPTER_NAME)
+    try:
+        about = json.loads(text)
+        called = str(about.pop(ADAPTER_NAME))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError(f"--adapter: the {ADAPTER} that the run began with names no adapter: export without") from None
     entries = (entry._replace(name=_in_peft(entry.name, called)) for entry in _trained(created))
     outputs = [Output(entry, source.name) for entry, source in zip(entries, _trained(created), strict=True)]
     return outputs, json.dumps(about, indent=2, sort_keys=True) + "\n"
