@@ -8,7 +8,7 @@ from safetensors.numpy import save
 from skerry.algo.contents import Contents, Fixed
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.config import Config
-from skerry.core.facts import Buffered, LifeStarted
+from skerry.core.facts import Buffered, LifeStarted, Paused, Seen
 from skerry.core.state import state_of
 from skerry.node.buffers import flaw_of
 from skerry.run.buffers import of_learners
@@ -25,10 +25,15 @@ CONTENTS = Contents(
 )
 
 
-def given(store, learner, tokens, at_s, **arrays):
+def given(store, learner, tokens, at_s, claimed=0, **arrays):
+    """Buffers after so many tokens, as the learner claims, and as the books have it."""
     file = store.put([save({name: np.asarray(array) for name, array in arrays.items()})])
-    life, fact = LifeStarted(learner, 1, learner, 0, 0.0), Buffered(learner, 1, 1, tokens, file, at_s)
-    store.commit([msgspec.msgpack.encode(life), msgspec.msgpack.encode(fact)], [file])
+    facts = [
+        LifeStarted(learner, 1, learner, 0, 0.0),
+        Paused((Seen(learner, 1, 1, tokens, 0, 0, 0.0),), at_s),
+        Buffered(learner, 1, 1, claimed or tokens, file, at_s),
+    ]
+    store.commit([msgspec.msgpack.encode(fact) for fact in facts], [file])
 
 
 def test_floats_are_averaged_by_tokens_and_counts_taken_from_the_newest(tmp_path):
@@ -38,7 +43,7 @@ def test_floats_are_averaged_by_tokens_and_counts_taken_from_the_newest(tmp_path
         )
         given(store, "gone", 10**9, 800.0, mean=np.float32([99, 99]), count=np.int64(99))
         given(store, "newest", 100, 1000.0, mean=np.float32([1, 5]), count=np.int64(7))
-        given(store, "slow", 300, 950.0, mean=np.float32([3, 5]), count=np.int64(2))
+        given(store, "slow", 300, 950.0, 2**53, mean=np.float32([3, 5]), count=np.int64(2))
     with Store.open(tmp_path) as store:
         state = state_of(store.records)
         found = of_learners(tmp_path, state)

@@ -70,6 +70,7 @@ BROKEN = {
     1212: "a checkpoint ordered before its fragment's next merge was taken in",
     5997: "a chain of deltas that came in the wrong order on a calm link, again and again",
     9467: "a snapshot that was due was overwritten first, at each boundary of a slow learner",
+    7794: "steps without a version that were merged before anybody knew that they were done alone for too long",
     1794973797: "the first of two stretches done alone, which no syncer lived to write down",
 }
 

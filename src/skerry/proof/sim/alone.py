@@ -28,7 +28,9 @@ class Alone:
 
     def __init__(self, steps_max: int) -> None:
         self.steps_max = steps_max
-        self.too_long: list[Span] = []  # in order
+        self.too_long: list[Span] = []  # in order,
+        self.with_links: list[Span] = []  # and those of them in which it had links that brought no version
+        self._has_had_link = False
         self._steps = 0
         self._lost_at: int | None = None  # the step at which a link was lost, since when no version has come
         self._is_linked = False
@@ -44,8 +46,10 @@ class Alone:
                 self._is_linked = True
                 if self._lost_at is not None and 0 < self.steps_max < self._steps - self._lost_at:
                     self.too_long.append(Span(self._lost_at, self._steps))
+                    self.with_links += self.too_long[-1:] if self._has_had_link else []
                     self._lost_at = None
+                self._has_had_link = self._lost_at is not None
 
     def took_version(self) -> None:
         if self._is_linked:
-            self._lost_at = None
+            self._lost_at, self._has_had_link = None, False

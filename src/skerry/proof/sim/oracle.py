@@ -158,6 +158,7 @@ class Oracle:
         if run.minutes or any(self.since):
             return
         steps = tokens = 0
+        more_steps = more_tokens = 0  # at most, contributed on a link before anybody knew how long it would be
         for (learner, life), process in self.lives.items():
             account = state.ledger.account(learner, life)
             seen, told = Span(0, account.step), {Span(at.from_step, at.to_step) for at in account.alone}
@@ -165,9 +166,13 @@ class Oracle:
                 for left in self._counted(process, seen, told, self.discarded[learner, life, p]):
                     steps += left.upto - left.after
                     tokens += process.tokens[left.upto] - process.tokens[left.after]
+                for span in process.alone.with_links:
+                    more_steps += span.upto - span.after
+                    more_tokens += process.tokens[span.upto] - process.tokens[span.after]
         budget = (run.tokens or run.steps * run.learners) * len(self.versions)
         spent, kept = (tokens, state.ledger.kept.tokens) if run.tokens else (steps, state.ledger.kept.steps)
-        need(spent >= budget, "I20 lone work", f"the run closes when {spent} of {budget} are spent")
+        more = more_tokens if run.tokens else more_steps
+        need(spent + more >= budget, "I20 lone work", f"the run closes when {spent} of {budget} are spent")
         need(kept >= spent, "I20 lone work", f"{spent} are spent, and only {kept} count")
 
     def _counted(self, process: LearnerProcess, seen: Span, told: set[Span], discarded: list[Span]) -> list[Span]:
