@@ -12,7 +12,7 @@ import skerry
 ROOT = Path(skerry.__file__).parent
 
 # What each folder of the product may import, besides itself and the shared leaves.
-LEAVES = {"errors", "config", "text", "stats", "drawing", "memory", "__version__"}
+LEAVES = {"errors", "config", "text", "stats", "drawing", "memory", "compiled", "disk", "addresses", "__version__"}
 INWARDS = {
     "core": set(),
     "data": set(),
@@ -21,7 +21,10 @@ INWARDS = {
     "wire": {"core"},
     "node": {"core", "algo", "store", "wire"},
     "run": {"core", "algo", "store", "node"},
+    "report": {"core", "run", "store"},
     "shell": {"core", "algo", "store", "wire", "node", "run"},
+    "page": {"core", "node", "run"},
+    "engines": {"core", "store", "node", "run", "shell"},
     "adapters": {"core", "algo", "node", "run", "shell"},
     "train": {"core", "algo", "data", "store", "run", "shell", "adapters"},
 }

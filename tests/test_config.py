@@ -1,5 +1,6 @@
 """Every key has its bounds, every choice is one that the code knows, and what cannot run is refused by name."""
 
+import re
 from typing import get_args, get_type_hints
 
 import pytest
@@ -82,3 +83,50 @@ def test_a_stored_configuration_without_a_key_does_what_it_did_before_there_was_
     stored = configs.encode(run_of()).replace(b',"alone_steps_max":300', b"")
     assert b"alone_steps_max" not in stored and configs.decode(stored).learner.alone_steps_max == 0
     assert configs.decode(configs.encode(run_of())) == run_of()
+
+
+KEYS = [f"{table}.{key}" for table in TABLES for key in get_type_hints(get_type_hints(configs.Config)[table])]
+
+
+def test_of_every_key_it_is_said_whether_an_order_may_change_it_or_why_not():
+    may_not = {key for key in KEYS if key in configs.UNCHANGEABLE or key.split(".")[0] in configs.UNCHANGEABLE}
+    assert may_not == set(KEYS) - set(configs.CHANGEABLE)
+    assert set(configs.CHANGEABLE) <= set(KEYS)
+    assert all(name in KEYS or name in TABLES for name in configs.UNCHANGEABLE)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_order_changes_a_key_or_is_refused_with_the_reason(key):
+    value = configs._value(run_of(), key)
+    if key in configs.CHANGEABLE:
+        assert configs.changed(run_of(), [(key, value)]) == run_of()
+    else:
+        with pytest.raises(ConfigError, match=f"{key} cannot be changed while a run goes on: "):
+            configs.changed(run_of(), [(key, value)])
+
+
+def test_a_change_is_judged_as_a_whole_but_not_for_what_was_wrong_before_it():
+    before = run_of(wire=configs.Wire(held_bytes_max=1))  # which no bound of today allows
+    assert configs.changed(before, [("sync.quorum", 2)]).sync.quorum == 2
+    with pytest.raises(ConfigError, match="more than the 4 learners"):
+        configs.changed(before, [("sync.quorum", 5)])
+    with pytest.raises(ConfigError, match=r"longer than sync\.sync_every = 1"):
+        configs.changed(before, [("sync.sync_every", 1)])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("quorum", "did you mean sync.quorum?"),
+        ("snyc.quorum", "did you mean sync.quorum?"),
+        ("sync.quroum", "did you mean sync.quorum?"),
+        ("lr", "did you mean outer.lr?"),  # of those that may change, before any other
+        ("codec_up", "did you mean wire.codec_up?"),
+        ("xyzzy", "what may change is sync.sync_every, sync.quorum, "),
+    ],
+)
+def test_a_key_that_there_is_not_is_answered_with_the_whole_name_of_one(given, said):
+    assert configs.meant(given).startswith(said)
+    if "." in given:
+        with pytest.raises(ConfigError, match=f"^unknown key {given}: {re.escape(said)}"):
+            configs.changed(configs.Config(), [(given, 3)])

@@ -4,6 +4,7 @@ import pytest
 
 from skerry.text import (
     Kind,
+    amount,
     bits_per_s,
     count,
     counted,
@@ -123,3 +124,11 @@ def test_what_an_option_takes_and_from_where_to_where():
 def test_a_word_that_was_probably_meant():
     assert near("synk", ["run", "sync"]) == "did you mean sync?"
     assert near("x", {"run": 1, "sync": 2}) == "known are run, sync"
+
+
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [(0, "0"), (940, "940"), (999.6, "1k"), (12_340, "12.3k"), (4_560_000, "4.56M"), (7.89e9, "7.89G"), (2e13, "20T")],
+)
+def test_an_amount_is_said_in_a_few_letters(n, said):
+    assert amount(n) == said

@@ -2,12 +2,14 @@
 
 The syncer is the only source of configuration: it stores the resolved config on the tape and hands it to every
 learner that joins. Unknown keys are refused with their path. Nothing deeper in reads the environment. A file may also
-have a table [plan], what `skerry plan run` asks of links and failures: no run reads it.
+have a table [plan], what `skerry plan run` asks of links and failures, and tables that say what `skerry launch` starts,
+and where (`engines/spec.py`): no run reads them.
 """
 
 from __future__ import annotations
 
 import datetime
+import difflib
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,18 +23,19 @@ from skerry.errors import ConfigError, LocalError
 from skerry.text import near
 
 PLAN = "plan"
+LAUNCH = ("syncer", "islands", "ray", "slurm", "kubernetes")
 Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is trained and until when: exactly one of the three budgets is set."""
 
-    name: str = "skerry"
-    seed: int = 0
+    name: str = "skerry"  # what people call it
+    seed: int = 0  # of the built-in model and the order of its data
     learners: int = 4  # how many can exist at once (M)
-    tokens: int = 0
+    tokens: int = 0  # of all learners together, those that are not discarded
     steps: int = 0  # inner steps per learner, on average over `learners`; like tokens, those that are not discarded
-    minutes: float = 0.0
+    minutes: float = 0.0  # in which a syncer serves it
     evaluate_every: float = 0.0  # share of the budget from one evaluation beside the run to the next; 0: none
     gather_s: float = 0.0  # the first step is taken when all `learners` are there, or none has come for so long
 
@@ -40,28 +43,30 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The built-in GPT; a number above zero overrides the preset's. A learner with its own model ignores this."""
 
-    preset: str = "1m"
-    layers: int = 0
-    width: int = 0
-    heads: int = 0
-    context: int = 0
+    preset: str = "1m"  # tiny, 1m, 3m, 10m, 100m, 300m or 1b
+    layers: int = 0  # blocks of attention and MLP
+    width: int = 0  # of the residual stream
+    heads: int = 0  # of attention
+    context: int = 0  # tokens that the model sees at once
     vocabulary: int = 0  # 0: the pack's, or the 256 values of a byte
 
 
 class Data(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the built-in trainer reads."""
+
     path: str = "stdlib"  # a text file, a folder of them, a pack, or this machine's Python standard library
-    batch: int = 4
+    batch: int = 4  # sequences in a step of one learner
     bytes_max: int = 64 << 20  # of text
-    held_out_batches: int = 16
+    held_out_batches: int = 16  # of text that nobody trains on, by which the model is judged
 
 
 class Pack(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The pack of a run, filled in from `data.path` when it begins; that of every built-in learner must be the same."""
 
-    dtype: str = ""
-    vocabulary: int = 0
-    tokenizer: str = ""
-    tokens: int = 0
+    dtype: str = ""  # of its tokens on the disk
+    vocabulary: int = 0  # kinds of tokens
+    tokenizer: str = ""  # that made them
+    tokens: int = 0  # in all its shards
     digest: str = ""  # of its index; none: no pack, or none where the run was begun
 
 
@@ -79,18 +84,22 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     warm_steps: int = 500  # how long it lasts, in inner steps a learner; counted as the versions they make at that H
     warm_share: float = 0.2  # and how long at most, of the budget
     cool_share: float = 0.1  # of the budget, at its end
-    stale_versions_max: int = 16
+    stale_versions_max: int = 16  # who is further behind goes on from the newest version and gives up its drift
     stall_s: float = 20.0  # a connected learner that takes no step for this long does not count for the quorum
-    close_timeout_s: float = 30.0
+    close_timeout_s: float = 30.0  # how long the last work of learners is waited for at the end
 
 
 class Merge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How contributions become one delta."""
+
     rule: Literal["rda", "mean", "consensus"] = "rda"  # embeddings are always averaged
     threads: int = 4  # of the syncer: look at contributions, merge, hash, write; no more than it has cores
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    rule: Literal["nesterov", "sgd", "delayed"] = "nesterov"
+    """The outer optimizer, for which a merged delta is a gradient."""
+
+    rule: Literal["nesterov", "sgd", "delayed"] = "nesterov"  # how a merged delta moves the model
     lr: float = 0.4  # eta
     momentum: float = 0.85  # mu
     delay: int = 4  # versions of a fragment from one momentum step to the next, for "delayed"
@@ -98,19 +107,23 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Wire(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    codec_up: Codec = "int4"
-    codec_down: Codec = "int4"
-    heartbeat_s: float = 1.0
-    timeout_s: float = 10.0
-    held_bytes_max: int = 4 << 30
+    """What travels, and how long silence is borne."""
+
+    codec_up: Codec = "int4"  # of what learners send
+    codec_down: Codec = "int4"  # of what they are sent
+    heartbeat_s: float = 1.0  # how often a silent connection says that it lives
+    timeout_s: float = 10.0  # after which one that says nothing is given up
+    held_bytes_max: int = 4 << 30  # of contributions that wait at the syncer for their merge
     streams: int = 4  # bulk connections of a learner: one alone does not fill a long link
     mbit_max_up: float = 0.0  # payloads of one learner to the syncer, Mbit/s at most; 0 is no bound
     mbit_max_down: float = 0.0  # of the syncer to one learner
 
 
 class Store(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is kept on the disk."""
+
     deltas_kept: int = 4  # newest deltas per fragment kept in memory for learners a few versions behind
-    segment_bytes: int = 8 << 20
+    segment_bytes: int = 8 << 20  # after which the tape goes on in another file
     checkpoint_every: int = 16  # versions of a fragment from one whole file of it to the next; between them, a journal
     keep_every: float = 0.25  # keep a whole version for good: below 1 a share of the budget, else versions; 0: none
     record: Literal["decisions", "full"] = "decisions"  # full: also every merged contribution's bytes, for replay
@@ -127,18 +140,18 @@ class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     fragment_update_alpha in torchft). blend: they stay pending, and `adopt_alpha` of what they changed stays in θ.
     """
 
-    lr: float = 1e-3
-    weight_decay: float = 0.1
+    lr: float = 1e-3  # of AdamW, at its highest
+    weight_decay: float = 0.1  # of AdamW, for matrices
     clip: float = 1.0  # the norm to which a longer gradient is shortened; 0: never
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of matrix products; auto: bf16 on a GPU that has it
     compile: Literal["off", "default", "reduce-overhead"] = "off"  # torch.compile's mode
     micro_batch: int = 0  # sequences of a batch that are computed at once, their gradients added up; 0: all
     step_s: float = 0.0  # pad each step to this many seconds / speed; 0 runs free
     join_warmup: int = 10  # steps over which the inner rate is ramped after joining
-    residual: Literal["theta", "buffer"] = "buffer"
-    adopt: Literal["rebase", "overwrite", "blend"] = "rebase"
+    residual: Literal["theta", "buffer"] = "buffer"  # where what a codec left unsaid is kept
+    adopt: Literal["rebase", "overwrite", "blend"] = "rebase"  # see above
     adopt_alpha: float = 0.5  # blend alone
-    leave_timeout_s: float = 5.0
+    leave_timeout_s: float = 5.0  # how long a learner that leaves waits for its last work to be merged
     alone_steps_max: int = 300  # without a syncer; beyond it what was done alone spends no budget; 0: it always does
 
 
@@ -189,12 +202,12 @@ def resolve(base: Config, file: Path | None = None, overrides: Iterable[tuple[st
     """A preset, then a TOML file, then dotted overrides; checked once, here."""
     tables: dict[str, Any] = msgspec.to_builtins(base)
     if file is not None:
-        _overlay(tables, _read_config(file), str(file), aside=(PLAN,))
+        _overlay(tables, _read_config(file), str(file), aside=(PLAN, *LAUNCH))
         _converted(tables, f"{file}: ")
     for key, value in overrides:
         *path, last = key.split(".")
         if len(path) != 1:
-            raise ConfigError(f"{key}: an override names a table and a key, like sync.quorum")
+            raise ConfigError(f"{key[:80]!r}: name a table and a key, like sync.quorum")
         _overlay(tables, {path[0]: {last: value}}, "command line")
     return _converted(tables)
 
@@ -205,7 +218,8 @@ def said(base: Config, file: Path | None = None, overrides: Iterable[tuple[str, 
     tables = {name: table.items() - defaults[name].items() for name, table in msgspec.to_builtins(base).items()}
     keys = [f"{name}.{key}" for name, items in tables.items() for key, _ in sorted(items)]
     if file is not None:
-        keys += [f"{name}.{key}" for name, table in _read_config(file).items() if name != PLAN for key in table]
+        spoken = {name: table for name, table in _read_config(file).items() if name not in (PLAN, *LAUNCH)}
+        keys += [f"{name}.{key}" for name, table in spoken.items() for key in table]
     return list(dict.fromkeys([*keys, *(key for key, _ in overrides)]))
 
 
@@ -213,6 +227,110 @@ def differences(given: Config, recorded: Config, keys: Iterable[str]) -> list[st
     """Where two configurations differ in these keys: the key, the value given and the value recorded."""
     pairs = [(key, _value(given, key), _value(recorded, key)) for key in keys]
     return [f"{key} = {_in_toml(ours)} (the run has {_in_toml(its)})" for key, ours, its in pairs if ours != its]
+
+
+# What an order may change while a run goes on: keys that the syncer alone reads, and looks at whenever it decides.
+CHANGEABLE = (
+    "sync.sync_every",
+    "sync.quorum",
+    "sync.grace",
+    "sync.stall_s",
+    "sync.cool_share",
+    "outer.lr",
+    "outer.momentum",
+    "store.checkpoint_every",
+    "store.keep_every",
+)
+_EXTENDED = "the budget is changed with skerry extend"
+_STARTED = "it was read when the run began, and is of no use later"
+_TRAINED = "learners have built their model and chosen their data by it"
+_LEARNERS = "learners were told it when they joined, and would go by different values"
+_SHAPED = "the fragments of this run are made by it"
+_WARM = "the warm stage is counted by it, and would begin or end in retrospect"
+_VELOCITY = "what the outer step has gathered so far means something else under another"
+_MEMORY = "the syncer has laid out its memory, threads or sockets by it: the run keeps it for good"
+# The others may not, each with the reason why: by table, or by key.
+UNCHANGEABLE = {
+    "run.name": "it is the run's name on its tape",
+    "run.seed": _STARTED,
+    "run.learners": "places, the warm stage and a budget in steps are counted by it",
+    "run.tokens": _EXTENDED,
+    "run.steps": _EXTENDED,
+    "run.minutes": _EXTENDED,
+    "run.evaluate_every": "the process beside the run that evaluates has read it",
+    "run.gather_s": _STARTED,
+    "model": _TRAINED,
+    "data": _TRAINED,
+    "pack": _TRAINED,
+    "sync.num_fragments": _SHAPED,
+    "sync.cut_tensors": _SHAPED,
+    "sync.fragment_sync_delay": "it has to fit sync.sync_every, and nothing but the grace window follows from it",
+    "sync.policy": _WARM,
+    "sync.warm_every": _WARM,
+    "sync.warm_steps": _WARM,
+    "sync.warm_share": _WARM,
+    "sync.stale_versions_max": _LEARNERS,
+    "sync.close_timeout_s": _LEARNERS,
+    "merge.rule": _VELOCITY,
+    "merge.threads": _MEMORY,
+    "outer.rule": _VELOCITY,
+    "outer.delay": _VELOCITY,
+    "outer.restart": _VELOCITY,
+    "wire": _LEARNERS,
+    "wire.held_bytes_max": _MEMORY,
+    "store.deltas_kept": _MEMORY,
+    "store.segment_bytes": _MEMORY,
+    "store.record": "replay would find contributions of one part of the run alone",
+    "learner": _LEARNERS,
+}
+
+
+def changed(config: Config, settings: Iterable[tuple[str, Any]]) -> Config:
+    """With these keys set, as an order has them: refused unless each may change, and the whole can run."""
+    given = list(settings)
+    for key, _ in given:
+        if key not in _keys():
+            raise ConfigError(f"unknown key {key[:80]}: {_OWN.get(key) or meant(key)}")
+    after = resolve(config, overrides=given)
+    for key, _ in given:
+        if key not in CHANGEABLE:
+            reason = UNCHANGEABLE.get(key) or UNCHANGEABLE[key.partition(".")[0]]
+            raise ConfigError(f"{key} cannot be changed while a run goes on: {reason}")
+    return validate_change(config, after)
+
+
+def meant(key: str) -> str:
+    """The whole name of the key that was probably meant, one that may change before others; else those that may."""
+    names = {name.partition(".")[2]: name for name in reversed([*CHANGEABLE, *_keys()])}  # the first has the last word
+    last = key.rpartition(".")[2]
+    close = [last] if last in names else difflib.get_close_matches(last, names, 1)
+    return f"did you mean {names[close[0]]}?" if close else f"what may change is {', '.join(CHANGEABLE)}"
+
+
+def _keys() -> list[str]:
+    """All there are, dotted."""
+    return [f"{name}.{key}" for name, table in msgspec.to_builtins(Config()).items() for key in table]
+
+
+def validate_change(before: Config, after: Config) -> Config:
+    """Refuse what cannot run, but for what the run has lived with so far: it is no fault of the change."""
+    known = set(_problems(before))
+    for problem in _problems(after):
+        if problem not in known:
+            raise ConfigError(problem)
+    return after
+
+
+def changes(before: Config, after: Config) -> list[tuple[str, Any, Any]]:
+    """Every key in which two configurations differ, with its two values."""
+    tables = [(name, getattr(before, name), getattr(after, name)) for name in before.__struct_fields__]
+    pairs = [
+        (f"{name}.{key}", getattr(was, key), getattr(now, key))
+        for name, was, now in tables
+        if was != now
+        for key in was.__struct_fields__
+    ]
+    return [(key, was, now) for key, was, now in pairs if was != now]
 
 
 def _value(config: Config, path: str) -> Any:
@@ -260,6 +378,8 @@ def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside:
     for table, values in changes.items():
         if table not in tables and table not in aside:
             raise ConfigError(f"{where}: unknown table [{table}]: {near(table, [*tables, *aside])}")
+        if table in LAUNCH and table in aside:
+            continue
         if not isinstance(values, dict):
             raise ConfigError(f"{where}: {table} is a table, write [{table}] and keys below it")
         if table in aside:
@@ -332,17 +452,14 @@ def _problems(c: Config) -> Iterable[str]:
             f"run: exactly one of run.tokens, run.steps and run.minutes is the budget, {said} set; "
             "give one, like --run.tokens 1e9"
         )
-    for path, low, high in _RANGES:
-        value = _value(c, path)
-        if not low <= value <= high:
-            yield f"{path} = {value}: must be from {low} to {high}"
+    yield from _out_of_range(c)
     k = c.sync.quorum
     if (isinstance(k, int) and k < 1) or (isinstance(k, float) and not 0 < k < 1):
         yield f"sync.quorum = {k}: a number of learners from 1, or a share between 0 and 1 like 0.5"
     if isinstance(k, int) and k > c.run.learners:
         yield (
             f"sync.quorum = {k}: more than the {c.run.learners} learners that can exist (run.learners): "
-            "no merge could ever happen; lower the one or raise the other"
+            f"no merge could ever happen; {c.run.learners} is the most here, and more take a run that is begun for more"
         )
     if c.sync.fragment_sync_delay > c.sync.sync_every:
         yield (
@@ -367,6 +484,17 @@ def _problems(c: Config) -> Iterable[str]:
         )
     if c.sync.warm_share + c.sync.cool_share > 1:
         yield f"sync.warm_share + sync.cool_share = {c.sync.warm_share + c.sync.cool_share:g}: more than the whole run"
+    yield from _nameless(c)
+
+
+def _out_of_range(c: Config, but: tuple[str, ...] = ()) -> Iterable[str]:
+    for path, low, high in _RANGES:
+        value = _value(c, path)
+        if not low <= value <= high and not path.startswith(but):
+            yield f"{path} = {value}: must be from {low} to {high}"
+
+
+def _nameless(c: Config) -> Iterable[str]:
     if not c.run.name or any(ch not in _NAME for ch in c.run.name) or len(c.run.name) > 64:
         yield f"run.name = {c.run.name!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
 
@@ -433,6 +561,23 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 def encode(config: Config) -> bytes:
     return msgspec.json.encode(config)
+
+
+def offered(data: bytes) -> Config:
+    """What a syncer hands out, which need not mean well: `ConfigError` unless a learner can live with it.
+
+    Each number is within its bounds, but for those that only a syncer reads.
+    """
+    try:
+        config = decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError) as error:
+        raise ConfigError(f"a configuration that cannot be read: {error}") from None
+    for problem in (*_out_of_range(config, _SYNCERS), *_nameless(config)):
+        raise ConfigError(problem)
+    return config
+
+
+_SYNCERS = ("store.", "merge.", "wire.held_bytes_max")
 
 
 _BEFORE: dict[str, dict[str, Any]] = {"learner": {"alone_steps_max": 0}}

@@ -63,6 +63,12 @@ class StoreInUse(StoreError):
     """Another process writes in this directory."""
 
 
+class StoreBusy(StoreInUse):
+    """It does so for a moment: the same command may do later."""
+
+    code = 75  # EX_TEMPFAIL of sysexits.h
+
+
 class TapeDamaged(StoreError):
     """Bytes that had been made durable are not what was written."""
 
@@ -93,6 +99,10 @@ class RunFailed(LocalError):
 
 class WireError(LocalError):
     """This side cannot listen, dial or prove itself as it was asked to."""
+
+
+class KeysError(LocalError):
+    """A run's keys, or somebody's key file, cannot be used as they are."""
 
 
 class PlanError(LocalError):
@@ -146,5 +156,9 @@ class NoAnswer(RemoteError):
 
 def one_line(text: str) -> str:
     """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:LINE_CHARS_MAX])
-    return text[:LINE_CHARS_MAX]
+    return printable(text[:LINE_CHARS_MAX])[:LINE_CHARS_MAX]
+
+
+def printable(text: str) -> str:
+    """Nothing in it is for the terminal: no escape codes, no ends of lines, nothing that writes backwards."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

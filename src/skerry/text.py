@@ -147,6 +147,17 @@ def size(n: float) -> str:
     return f"{n:.4g} TB"
 
 
+def amount(n: float) -> str:
+    """A number of things in a few letters: 940, 12.3k, 4.56M, 7.89G."""
+    if not math.isfinite(n):
+        return "–"
+    for unit in ("", "k", "M", "G"):
+        if abs(n) < 999.5:
+            return f"{n:.3g}{unit}"
+        n /= 1000
+    return f"{n:.4g}T"
+
+
 def lasting(s: float) -> str:
     """A time in seconds, as short as it can be said: 0.4 ms, 20 ms, 1.2 s, 45 s, 12 min, 3.5 h, 2.1 d."""
     if s < 0.9995:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import skerry
 from e2e.processes import Syncer, until
@@ -78,12 +79,17 @@ def test_one_that_cannot_be_written_is_a_warning_and_the_one_before_it_stays(tmp
     kept.take()
     kept.wait()
     folder.rename(tmp_path / "gone")
-    kept.take()
     with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            kept.take()
+            kept.wait()
+        (tmp_path / "gone").rename(folder)
+        assert kept.restore()
+        kept.take()
         kept.wait()
-    assert "could not be written" in caplog.text
-    (tmp_path / "gone").rename(folder)
-    assert kept.restore()
+    lost, back = [record.getMessage() for record in caplog.records]  # once, however often it is tried
+    assert "a.ckpt could not be written (FileNotFoundError: " in lost and lost.endswith("stays, and it is tried again")
+    assert back.endswith("a.ckpt is written again")
 
 
 class Odd:
@@ -114,6 +120,35 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
         Checkpoint(tmp_path / "nowhere" / "a.ckpt", optimizers, [], 60)
     with pytest.raises(ConfigError, match=r"checkpoint_every_s = 0: give seconds"):
         Checkpoint(path, optimizers, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "odd"),
+    [
+        (torch.eye(2).to_sparse(), "sparse_coo"),
+        (torch.zeros(2, dtype=torch.complex128), "complex128"),
+        (TwoTensor(torch.zeros(2), torch.zeros(2)), "a TwoTensor"),
+    ],
+)
+def test_a_state_that_no_file_can_hold_is_refused_as_soon_as_it_is_there(tmp_path, momentum, odd):
+    _, optimizers, _ = tools()
+    kept = Checkpoint(tmp_path / "a.ckpt", optimizers, [], 60)  # before the first step there is none
+    optimizers[0].state[optimizers[0].param_groups[0]["params"][0]]["momentum"] = momentum
+    with pytest.raises(ConfigError, match=rf"optimizers\.0\.state\.0\.momentum is {odd}, which .*: use an optimizer"):
+        kept.look()
+    with pytest.raises(ConfigError, match=rf"momentum is {odd}, which"):
+        Checkpoint(tmp_path / "a.ckpt", optimizers, [], 60)
+    assert not os.listdir(tmp_path)
+
+
+def test_its_name_is_made_durable_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("skerry.adapters.checkpoint.sync_folder", lambda folder: synced.append(os.listdir(folder)))
+    kept = Checkpoint(tmp_path / "a.ckpt", tools()[1], [], 60)
+    kept.take()
+    kept.wait()
+    ((first, *_),) = map(sorted, synced)
+    assert first == "a.ckpt", "once it has it"
 
 
 def test_nothing_is_loaded_of_one_that_does_not_fit(tmp_path):

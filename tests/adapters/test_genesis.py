@@ -240,7 +240,7 @@ def test_whose_frozen_parameters_are_taken_in(tmp_path, run, said, says):
         learners = Learners()
         learners.node = SyncerNode(store, learners, time.monotonic)
         hello = Hello(PROTOCOL, "a", "p", 0, encode_layout(layout), layout.digest, said)
-        refused = learners._objection(hello)
+        refused = learners._objection(hello, "a")
     assert (says in refused.text and refused.is_final) if says else refused is None
 
 
@@ -354,7 +354,7 @@ def test_a_folder_has_what_from_pretrained_loads(tmp_path, capsys):
         (["--folder", "x", "--out", "y"], "--out and --folder: both say where to"),
         (["--config-from", "x"], "--config-from: goes with --folder"),
         (["--adapter", "x", "--like", "y"], "--like and --adapter: both say which tensors"),
-        (["--like", "nowhere"], "nowhere: no such file"),
+        (["--like", "nowhere"], "--like nowhere: no such file: name a safetensors file of the same model"),
     ],
 )
 def test_forms_that_cannot_be_are_refused(tmp_path, capsys, monkeypatch, words, says):

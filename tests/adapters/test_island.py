@@ -203,6 +203,7 @@ def test_ranks_leave_refuse_and_end_together(tmp_path, kind, state):
     failed, why = speaker["killed"]
     assert failed == "IslandError" and why.startswith("rank 1 of this learner's island is gone (")
     assert "left without handing over" not in done.stderr
+    assert done.stderr.count("left: ") == 3, "each time by one rank"
 
 
 def status_when_left(syncer, *names):

@@ -45,6 +45,23 @@ def take(learner, arrays, steps):
         learner.step(tokens=TOKENS)
 
 
+# ---------------------------------------------------------------------------------------------- attaching
+
+
+def test_a_model_is_of_one_learner_at_a_time(syncer, tmp_path):
+    arrays, learner = learner_of(syncer, tmp_path, node="thread")
+    other = {"some": np.zeros(3, np.float32), "other": arrays["emb.weight"]}
+    with pytest.raises(
+        skerry.ModelError, match=r"^emb\.weight is attached to another learner of this process, .*close\("
+    ):
+        skerry.ArrayLearner(other, f"127.0.0.1:{syncer.port}")
+    learner.close()
+    with pytest.raises(skerry.RefusedError, match="the model differs"):
+        skerry.ArrayLearner(other, f"127.0.0.1:{syncer.port}", name="b", node="thread")
+    with skerry.ArrayLearner(arrays, f"127.0.0.1:{syncer.port}", embeddings=EMBEDDINGS, node="thread", wait=False):
+        pass  # neither who has left nor who was refused holds anything
+
+
 # ---------------------------------------------------------------------------------------------- leaving
 
 
@@ -115,6 +132,19 @@ def test_a_second_signal_and_handlers_of_others_are_left_as_they_are():
         assert heard == [signal.SIGTERM] and other.came is None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_comes_twice_where_a_scheduler_and_a_launcher_both_pass_it_on():
+    notice = Notice()
+    notice.listen()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert notice.came == signal.SIGTERM, "it is the same word, and this process is still here"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        notice.restore()
 
 
 def test_in_a_fork_and_in_another_thread_signals_mean_what_they_meant():

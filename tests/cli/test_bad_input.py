@@ -20,11 +20,14 @@ from e2e.processes import (
     Syncer,
     facts_of,
     is_hung_up,
+    processes_naming,
+    secret,
     skerry,
     stranger,
     until,
     write_genesis,
 )
+from engines.launches import until_merging, write_launch
 from skerry import cli
 from skerry.core.facts import Committed, EpochStarted
 from skerry.core.messages import Contribution
@@ -44,7 +47,7 @@ SERVE = ["--run", "new", "--port", "0", "--model.preset", "tiny"]
 def folder(tmp_path, monkeypatch):
     """The working directory of a user, holding nothing."""
     monkeypatch.chdir(tmp_path)
-    for name in ("SKERRY_SYNCER", "SKERRY_NAME", "SKERRY_TOKEN_FILE"):
+    for name in ("SKERRY_SYNCER", "SKERRY_NAME", "SKERRY_TOKEN_FILE", "SKERRY_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -136,7 +139,7 @@ def test_an_unknown_command_lists_the_known_ones(refused):
         (["train", "--preset", "papre"], "invalid choice: 'papre' (choose from"),
         (["export"], "required: RUN_DIR"),
         (["syncer"], "required: --run"),
-        (["bench", "learner", "--ranks", "2"], "--ranks is how many processes an --island has, two or more"),
+        (["bench", "learner", "--ranks", "2"], "--ranks 2: it is how many processes an --island has, two or more"),
         (["bench", "learner", "--island", "ddp", "--ranks", "1"], "two or more"),
         (
             ["bench", "learner", "--island", "fsdp", "--device", "cuda"],
@@ -393,7 +396,7 @@ def live(tmp_path_factory):
 def guarded(tmp_path_factory):
     """A live syncer that requires a token."""
     folder = tmp_path_factory.mktemp("guarded")
-    (folder / "token").write_text("correct horse\n")
+    secret(folder / "token", "correct horse battery staple\n")
     with Syncer(folder, "--token-file", folder / "token") as syncer:
         syncer.token_file = folder / "token"
         yield syncer
@@ -413,10 +416,14 @@ def test_a_port_in_use_is_refused_before_anything_is_written(refused, live, stop
     assert "--port 99999: must be from 0 to 65535" in refused("syncer", *SERVE, "--port", "99999")
 
 
-def test_beyond_loopback_a_token_is_required(folder, refused):
-    write(folder, "\n", "empty")
+def test_beyond_loopback_there_are_keys_or_somebody_says_insecure_and_has_a_token(folder, refused):
+    secret(folder / "empty", "\n")
+    secret(folder / "token", "correct horse battery staple\n")
     serve = ["syncer", *SERVE, "--run.steps", "5"]
-    assert "can be reached from other machines: pass --token-file" in refused(*serve, "--host", "0.0.0.0")
+    beyond = [*serve, "--host", "0.0.0.0"]
+    assert "can be reached from other machines: pass --token-file" in refused(*beyond, "--insecure")
+    assert "have keys, and need no token: leave it out, or add --insecure" in refused(*beyond, "--token-file", "token")
+    assert refused(*beyond, "--insecure", "--keys") == "--keys and --insecure: give one of them"
     assert "cannot listen on nosuch.invalid:0" in refused(*serve, "--host", "nosuch.invalid")
     assert "the token is empty" in refused(*serve, "--token-file", "empty")
     assert "nosuch: the token cannot be read (No such file" in refused(*serve, "--token-file", "nosuch")
@@ -450,7 +457,7 @@ def test_a_learner_that_nobody_takes_in_says_so_last(call):
 
 
 def test_a_learner_with_a_wrong_or_missing_token(folder, call, guarded, live):
-    write(folder, "wrong horse", "wrong")
+    secret(folder / "wrong", "wrong horse battery staple")
     for syncer, words, says in (
         (
             guarded,
@@ -463,7 +470,7 @@ def test_a_learner_with_a_wrong_or_missing_token(folder, call, guarded, live):
         code, out, err = call("learner", "--syncer", f"127.0.0.1:{syncer.port}", *words, "--json")
         assert code == 2 and says in json.loads(out)["error"]
         assert says in one_line(err)
-    with Puppet(guarded.port, token=b"correct horse") as puppet:  # and with the right one all is well
+    with Puppet(guarded.port, token=b"correct horse battery staple") as puppet:  # and with the right one all is well
         assert puppet.merge_once() >= 1
 
 
@@ -634,6 +641,19 @@ def test_a_full_disk_stops_the_syncer_with_committed_state_intact(tmp_path, smal
         assert puppet.merge_once() >= 1
     assert len(committed(run_dir)) > len(after)
     assert [f.epoch for f in facts_of(run_dir) if isinstance(f, EpochStarted)] == [1, 2]
+
+
+def test_a_full_disk_ends_a_launch_in_one_line_and_its_processes_with_it(tmp_path, small_disk):
+    if not small_disk:
+        pytest.skip("may not mount a small disk here")
+    run = small_disk / "run"
+    with Running(tmp_path, "launch", write_launch(tmp_path, ("a", 1)), "--run", run, "--http-port", "off") as launch:
+        until_merging(run, "a-0")
+        fill(small_disk / "filler")
+        assert launch.wait() == 75
+    (line,) = launch.refusals
+    assert "Traceback" not in launch.said and "disk" in line
+    assert not processes_naming(str(run))
 
 
 def fill(file):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import struct
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from skerry.store import Store
 
 KEYS = {
     "identical", "note", "merges", "recomputed", "record", "checks", "violations", "violated", "first_difference",
-    "left_out", "skipped", "begins", "model_sha256", "run_dir",
+    "left_out", "skipped", "begins", "lineage", "model_sha256", "run_dir",
 }  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def test_no_run_there(refused, tmp_path):
 
 
 def test_an_unknown_learner(refused, run_dir):
-    assert refused(run_dir, "--exclude", "z") == "there is no learner 'z' in this run, known are a, b"
+    assert refused(run_dir, "--exclude", "z") == "--exclude z: this run has no such learner, but a, b"
 
 
 def test_excluding_needs_the_contributions(refused, tmp_path):
@@ -226,3 +227,17 @@ def test_a_real_run_replays_and_its_model_is_the_one_that_was_exported(tmp_path)
     assert said["identical"] and said["merges"] == said["recomputed"] == summary["merges"] > 0
     assert said["model_sha256"] == summary["model_sha256"]
     assert said["excluded"]["tokens"] == summary["learners"]["learner-1"]["tokens_merged"] > 0
+
+
+@pytest.mark.parametrize("at", [float("nan"), float("-inf"), 1e300])
+def test_a_commit_at_no_time_is_a_damaged_tape_to_every_reader(call, run_dir, tmp_path, at):
+    segment = run_dir / "tape" / "000001.seg"
+    data = bytearray(segment.read_bytes())
+    start = data.rindex(b"\xf5GRP")
+    struct.pack_into("<d", data, start + 16, at)
+    data[-32:] = hashlib.sha256(data[start:-32]).digest()
+    segment.write_bytes(data)
+    for words in (("replay",), ("status",), ("report", "--out", tmp_path / "report.html")):
+        code, _, err = call(*words, run_dir)
+        assert code == 2 and err.count("\n") == 1, err
+        assert f"{segment} is damaged at byte {start}: its time stamp" in err

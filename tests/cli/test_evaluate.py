@@ -11,6 +11,8 @@ from node.pair import Pair, config_of
 from skerry import config as configs
 from skerry.cli.syncer import make_genesis
 from skerry.core.facts import Evaluated
+from skerry.core.state import state_of
+from skerry.store import Store
 
 OWN = ["--name", "a", "--precision", "bf16", "--micro-batch", "3"]  # a learner's own way to compute
 HOOK = """
@@ -64,8 +66,29 @@ def built_in(folder):
         model=configs.Model(preset="tiny"),
         data=configs.Data(bytes_max=1 << 20, held_out_batches=2),
     )
-    create(folder / "built-in", config, [1.0], model_of(config))
+    create(folder / "built-in", config, model_of(config))
     return folder / "built-in"
+
+
+def test_every_kept_version_is_measured_and_one_that_cannot_be_had_is_named(capsys, own):
+    said = answered(capsys, own, "--every-kept", "--with", "judge:largest")
+    assert [each["version"] for each in said["versions"]] == [0, 1, 2, 3, None] and said["left_out"] == []
+    progress = [each["progress"] for each in said["versions"]]
+    assert progress == sorted(progress) and (progress[0], progress[-1]) == (0.0, 1.0)
+    for each in said["versions"][:-1]:
+        one = answered(capsys, own, "--version", each["version"], "--with", "judge:largest")
+        assert one["figures"] == each["figures"]
+    _, out, _ = called(capsys, "evaluate", own, "--every-kept", "--with", "judge:largest")
+    assert [line.split()[1:3] for line in out.splitlines()][:2] == [["the", "start"], ["kept", "version"]]
+    with Store.open(own, readonly=True) as store:
+        file = state_of(store.records).kept[1].checkpoints[0].file
+    (own / "files" / file).unlink()
+    code, out, _ = called(capsys, "evaluate", own, "--every-kept", "--with", "judge:largest", "--json")
+    said = json.loads(out)
+    assert code == 0 and [each["version"] for each in said["versions"]] == [0, 1, 3, None]
+    assert said["left_out"][0].startswith("kept version 2: ") and file in said["left_out"][0]
+    for words in (["--watch"], ["--version", 1]):
+        assert "--every-kept: is every version" in refused(capsys, own, "--every-kept", *words)
 
 
 def answered(capsys, *words):

@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +35,29 @@ def test_a_signal_while_the_first_values_are_made_is_said_in_one_line(capsys, tm
     code, out, err = called(capsys, *words)
     assert (code, err, json.loads(out)) == (130, "skerry: interrupted\n", {"error": "interrupted"})
     assert not (tmp_path / "run").exists()
+
+
+LITTLE = """
+import resource, sys
+from skerry import cli
+from skerry.cli import status
+from skerry.store.files import contents
+
+def run(words):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), resource.RLIM_INFINITY))
+    from pathlib import Path
+    print(len(contents(Path(words[0]))))
+    bytearray(64 << 20)
+
+status.run = run
+cli.main(["status", sys.argv[1], "--json"])
+"""
+
+
+def test_little_memory_is_enough_for_a_small_file_and_what_is_not_enough_is_said_in_one_line(tmp_path):
+    (tmp_path / "small").write_bytes(b"0123456789")
+    words = [sys.executable, "-c", LITTLE, str(tmp_path / "small")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith("skerry: no memory left: "), done.stderr
+    assert done.stderr.count("\n") == 1 and done.stdout.startswith('10\n{"error":"no memory left')

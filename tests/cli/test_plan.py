@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from torch import nn
 
+import skerry
 from cli.called import called
 from skerry import config as configs
 from skerry.plan import layouts
@@ -162,6 +164,18 @@ def test_what_no_link_carries_is_said_to_people(capsys):
     code, out, _ = run(capsys, "run", "--mbit", "0.01", "--step-s", "0.01", "--params", "5e9")
     assert code == 0 and "expected goodput 0.0%" in out and "suggested: nothing" in out
     assert "cannot carry this model" in out and "5,000,000,000 parameters" in out
+
+
+def test_what_is_not_trained_takes_room_on_the_disk(capsys, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(100, 50))
+    model[1].requires_grad_(False)
+    skerry.save_genesis(model, tmp_path / "genesis")
+    _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"), "--json")
+    told = json.loads(out)
+    assert told["params"] == 8 * 9 and told["disk"]["fixed"] == 4 * 50 * 101
+    _, out, _ = run(capsys, *RUN, "--genesis", str(tmp_path / "genesis"))
+    assert "disk, what is not trained" in out
+    assert "disk, what is not trained" not in run(capsys, *RUN)[1]
 
 
 def test_the_learners_of_the_configuration_are_those_of_the_question(capsys):

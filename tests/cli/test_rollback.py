@@ -1,6 +1,7 @@
 """skerry rollback, prune and export --version at the command line: what they say, and what they refuse in one line."""
 
 import json
+import os
 import shutil
 
 import msgspec
@@ -113,11 +114,12 @@ def test_a_finished_run_keeps_the_date_of_its_end(capsys, tmp_path):
     with Pair(tmp_path / "run", config_of(steps=40)) as pair:
         pair.join("a")
         pair.close()
-    ended_at = answered(capsys, "status", pair.root)["at"]
+    ended = answered(capsys, "status", pair.root)
+    ended_at = ended["at"]
     with Store.open(pair.root, clock=lambda: ended_at + 1000.0) as store:
         store.commit([msgspec.msgpack.encode(Pruned(1, ()))])
     assert answered(capsys, "status", pair.root)["at"] == ended_at
-    (pair.root / "status.json").write_text(json.dumps({"phase": "closed", "at": ended_at}))
+    (pair.root / "status.json").write_text(json.dumps(ended))
     with Store.open(pair.root, clock=lambda: ended_at + 2000.0) as store:
         store.rotate(msgspec.msgpack.encode(state_of(store.records)))
     assert answered(capsys, "status", pair.root)["at"] == ended_at
@@ -155,6 +157,8 @@ def test_where_nothing_is_kept_there_is_the_start(capsys, tmp_path):
 
 
 def test_a_served_run_is_left_alone(capsys, root):
+    status = status_of(root) | {"pid": os.getpid()}  # as if a syncer answered there
+    (root / "status.json").write_text(json.dumps(status))
     with Store.open(root):
         for words in (["rollback", root, "--to", 1], ["prune", root, "--kept", 0]):
             assert f"{root} is served by process" in refused(capsys, *words)

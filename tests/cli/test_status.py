@@ -9,13 +9,19 @@ import subprocess
 import pytest
 
 from cli.called import called
-from e2e.processes import Puppet, Syncer, until, write_genesis
-from node.pair import config_of
+from e2e.processes import Puppet, Syncer, secret, until, write_genesis
+from node.pair import Pair, config_of
 from shell.test_syncer import Serving, train
-from skerry.cli import status as command
+from skerry.cli import live
+from skerry.cli.status import progress_of, serving_of
+from skerry.core.events import Interrupted
 from skerry.core.facts import Evaluated
+from skerry.core.messages import SetKeys
 from skerry.run.evaluations import EVALUATIONS, keep, put_on_tape
 from skerry.run.genesis import create_run, read_genesis
+from skerry.run.last_words import state_in
+from skerry.run.orders import carry_out_here
+from skerry.run.status import status_of
 from skerry.store import Store
 from skerry.store.lock import LOCK
 from skerry.text import lasting
@@ -73,7 +79,7 @@ def test_a_start_says_for_how_long_it_has_been_one(tmp_path, look):
 
 
 def test_a_served_run_is_shown_alike_by_its_directory_and_over_the_wire(tmp_path, look):
-    (tmp_path / "token").write_text(TOKEN)
+    secret(tmp_path / "token", TOKEN)
     token = ["--token-file", tmp_path / "token"]
     with Syncer(tmp_path, *token) as syncer, Puppet(syncer.port, token=TOKEN.encode()) as puppet:
         puppet.merge_once()
@@ -175,7 +181,7 @@ def test_a_closed_run_says_where_its_model_comes_from(tmp_path, look):
 
 
 def test_a_syncer_that_has_stopped_writing_is_said_to_be_silent(tmp_path, look, monkeypatch):
-    monkeypatch.setattr(command, "OLD_S", 0.0)
+    monkeypatch.setattr(live, "SILENT_S", 0.0)
     with Syncer(tmp_path) as syncer:
         shown, _ = look(syncer.run_dir)
     assert " but silent for " in shown
@@ -191,6 +197,19 @@ def test_keys_that_this_version_does_not_know_are_shown_as_they_are(tmp_path, lo
     assert record["link"] == "too narrow for H"
     assert "link too narrow for H\n" in plain(shown) and "of tomorrow 1.5\n" in plain(shown)
     assert "nothing" not in shown
+
+
+def test_what_is_left_is_said_while_somebody_trains(tmp_path, look):
+    with Syncer(tmp_path) as syncer:
+        syncer.signal(signal.SIGSTOP)
+        row = {"state": "training", "index": 0, "step": 5, "tokens": 50, "tokens_per_s": 9.0, "life": 1}
+        status = syncer.status | {"progress": 0.25, "elapsed_s": 60.0}
+        for state, is_said in (("training", True), ("lost", False), ("left", False), ("stalled", False)):
+            record = json.dumps(status | {"learners": {"a": row | {"state": state}}})
+            (syncer.run_dir / "status.json").write_text(record)
+            shown, _ = look(syncer.run_dir)
+            assert ("about 3 min left" in plain(shown)) == is_said, shown
+        syncer.signal(signal.SIGCONT)
 
 
 def test_what_cannot_be_looked_at_is_refused_in_one_line(tmp_path, refused, monkeypatch):
@@ -210,8 +229,8 @@ def test_what_cannot_be_looked_at_is_refused_in_one_line(tmp_path, refused, monk
 
 def test_a_wrong_token_is_refused_in_one_line(tmp_path, refused, monkeypatch):
     monkeypatch.delenv("SKERRY_TOKEN_FILE", raising=False)
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "wrong").write_text("another")
+    secret(tmp_path / "token", TOKEN)
+    secret(tmp_path / "wrong", "another that is long enough")
     with Syncer(tmp_path, "--token-file", tmp_path / "token") as syncer:
         address = f"127.0.0.1:{syncer.port}"
         assert "requires a token" in refused(address)
@@ -222,3 +241,35 @@ def test_a_wrong_token_is_refused_in_one_line(tmp_path, refused, monkeypatch):
 def plain(shown):
     """Without what only makes columns."""
     return "".join(" ".join(line.split()) + "\n" for line in shown.splitlines())
+
+
+def test_no_time_left_is_promised_while_too_few_are_there_for_a_merge():
+    learners = {name: {"state": "training"} for name in "ab"}
+    record = {"serving": "served", "phase": "steady", "progress": 0.5, "elapsed_s": 60.0, "learners": learners}
+    record |= {"budget": {"tokens": 1000}}
+    assert "about 1 min left" in progress_of(record | {"quorum": 2})
+    assert "left" not in progress_of(record | {"quorum": 3})
+
+
+def test_a_run_is_paused_since_its_syncer_ended_whatever_was_ordered_since(tmp_path):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+        pair.syncer.handle(Interrupted(), pair.now)
+        pair.syncer.look(pair.now)
+    before = status_of(pair.root)
+    with Store.open(pair.root, clock=lambda: before["at"] + 5000.0) as store:
+        carry_out_here(store, state_in(store), SetKeys({"sync.grace": 0.75}))
+    after = status_of(pair.root)
+    assert (after["serving"], after["at"], after["orders"]) == ("paused", before["at"], 1)
+
+
+def test_a_syncer_that_died_of_a_full_disk_is_said_to_have_and_how_to_make_room(tmp_path):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+    record = status_of(pair.root)
+    assert record["serving"] == "died" and record["free_bytes"] > 0
+    said = serving_of(record | {"free_bytes": 0}, pair.root)
+    assert "the disk is full" in said and f"skerry prune {pair.root}" in said
+    assert "its syncer died" in serving_of(record | {"free_bytes": 1 << 30}, pair.root)

@@ -107,8 +107,8 @@ def test_one_that_does_not_end_in_time_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nowhere"], "nowhere: is no run directory; a run is stopped on the machine that has its directory"),
-        (["127.0.0.1:7077"], "127.0.0.1:7077: is no run directory; a run is stopped on the machine"),
+        (["nowhere"], "nowhere: is no run directory: check the path, or name a syncer as host:port"),
+        (["127.0.0.1:1"], "127.0.0.1:1: connection refused: check the address, and that a syncer serves it"),
         (["."], "holds no store: check the path"),
         ([".", "--within", "0"], "'0' must be from 1s to 1d"),
         ([], "the following arguments are required: RUN_DIR"),

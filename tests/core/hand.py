@@ -105,7 +105,7 @@ class Desk:
         started = EpochStarted(state.epoch + 1)
         self.tape.append(msgspec.msgpack.encode(started))
         state.apply(started)
-        self.machine = SyncerMachine(self.config, state, self.now, Window([1] * self.count, streams=1))
+        self.machine = SyncerMachine(configs.decode(state.config), state, self.now, Window([1] * self.count, streams=1))
         return self.step(Started())
 
     def step(self, event: object) -> list[object]:
@@ -134,9 +134,9 @@ class Desk:
 
     # what learners do
 
-    def join(self, name: str, process: str = "", life: int = 0) -> list[object]:
+    def join(self, name: str, process: str = "", life: int = 0, has_key: bool = True) -> list[object]:
         process = process or f"{name}1"
-        actions = self.step(Joined(name, process, life))
+        actions = self.step(Joined(name, process, life, has_key))
         for action in actions:
             message = getattr(action, "message", None)
             if isinstance(message, Welcome) and message.learner == name:

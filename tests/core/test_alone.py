@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from core.hand import TOKENS_PER_STEP, Bench, Desk, config_of, of, only
 from skerry.core.events import Contribute, FastForward, Reported, Unlinked
 from skerry.core.facts import Committed, Row, Seen, Stretch
-from skerry.core.ledger import Ledger, Work
+from skerry.core.ledger import STRETCHES_MAX, Ledger, Work
 from skerry.core.state import decode_fact
 
 
@@ -113,4 +113,20 @@ def test_what_was_done_alone_and_is_discarded_is_left_out_once():
     assert ledger.kept == Work(10, 100), "steps 20 to 30, and none of those before"
     ledger.book([Row("a", 1, 0, 15, 150, 30, 300, "merged", 1)])
     assert ledger.kept == Work(10, 100)
+    ledger.check()
+
+
+def test_stretches_that_are_settled_are_let_go_of_and_no_more_than_a_few_stay():
+    ledger = Ledger(fragment_count=1)
+    for n in range(1, 2 * STRETCHES_MAX):
+        ledger.see(Seen("a", 1, 20 * n, 200 * n, 0, 0, 0.0, stretch(20 * n - 10, 20 * n)))
+    account = ledger.account("a", 1)
+    assert len(account.alone) == STRETCHES_MAX, "more are not believed"
+    kept = ledger.kept
+    ledger.book([Row("a", 1, 0, 0, 0, account.step, account.tokens, "merged", 1)])
+    assert len(account.alone) == 1 and ledger.kept == kept
+    ledger.see(
+        Seen("a", 1, account.step + 20, account.tokens + 200, 0, 0, 0.0, stretch(account.step, account.step + 20))
+    )
+    assert ledger.kept == kept, "and there is room again"
     ledger.check()

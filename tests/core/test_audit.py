@@ -20,6 +20,7 @@ from skerry.core.facts import (
     Injected,
     Kept,
     LifeStarted,
+    Lineage,
     Part,
     Paused,
     PhaseChanged,
@@ -270,6 +271,19 @@ def test_i2_nothing_is_merged_after_the_end():
 def test_i2_a_discard_of_nothing_or_on_no_fragment():
     assert instead(DIED, Discarded((), (), 12.0)).startswith("I2: ")
     assert "no such fragment" in planted(DIED, rows=(row("c", 0, 2, "died", fragment=2),))
+
+
+def test_i21_work_is_booked_as_expelled_only_of_who_was_turned_out():
+    booked = replace(clean()[DIED], rows=tuple(replace(row, fate="expelled") for row in clean()[DIED].rows))
+    assert "I21: Discarded: it was never turned out" in instead(DIED, booked)
+    facts = clean()
+    facts[DIED : DIED + 1] = [Witnessed(booked.rows[0].learner, 1, "expelled", 12.0), booked]
+    assert not audited(facts[: DIED + 2]).violations
+
+
+def test_i3_a_commit_books_nothing_as_expelled():
+    rows = [row("a", 4, 5, "expelled"), row("a", 5, 8, seq=2), row("b", 4, 8, seq=2)]
+    assert "settles what it does not merge" in instead(GAP_COMMIT, commit(2, rows))
 
 
 # ------------------------------------------------------------------------------------------ I3: one line of versions
@@ -587,6 +601,15 @@ def test_i15_a_tape_begins_with_a_run_and_only_once():
     assert only_line(audited([*clean(), clean()[0]])) == "I15: RunCreated: a run is created once"
     assert planted(0, config=b"{").startswith("I15: ")
     assert planted(0, digests=()).startswith("I15: ")
+
+
+def test_i15_a_fork_names_a_commit_of_its_parent_and_versions_that_it_had():
+    fork = msgspec.structs.replace(clean()[0], lineage=Lineage("a", 32 * b"h", (0, 0), 0))
+    assert audited([fork, *clean()[1:]]).violations == []
+    assert "I15: RunCreated: its parent's commit is 3 bytes" in planted(0, lineage=Lineage("a", b"abc", (1, 2)))
+    assert "its parent's versions are ()" in planted(0, lineage=Lineage("a", 32 * b"h", ()))
+    assert "its parent's versions are (1, -1)" in planted(0, lineage=Lineage("a", 32 * b"h", (1, -1)))
+    assert "version 0 of its parent, at versions (0, 3)" in planted(0, lineage=Lineage("a", 32 * b"h", (0, 3), 0))
 
 
 # ------------------------------------------------------------------------------------------ never back

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from core.hand import Desk, config_of, of
 from core.views import contribution, holding, member, roster_of, view
 from skerry.core.closing import Closing
+from skerry.core.events import Hold
 from skerry.core.look import GivenUp, Want
 
 CLOSING = Closing(since=0.0, timeout_s=10.0)
@@ -61,3 +63,21 @@ def test_it_is_over_when_nobody_owes_or_the_time_is():
 def test_a_life_that_was_not_heard_of_since_the_restart_is_awaited():
     seen = view(member("a"))
     assert CLOSING.unsettled(type(seen)(**(vars(seen) | {"roster": roster_of()}))) == ["a"]
+
+
+def test_what_comes_when_the_time_is_over_is_not_held():
+    """One that goes on contributing would keep merges under way, and the run open, for as long as it likes."""
+    desk = Desk(config_of({"learners": 1, "steps": 10}, close_timeout_s=5.0))
+    desk.ready("a")
+    desk.report("a", 20)
+    assert desk.machine.state.phase == "closing"
+    desk.now += 4.0
+    assert of(desk.arrive(desk.contribution("a", 0, to=10)), Hold)
+    desk.machine.rounds.merging.add(1)  # a merge that takes its time
+    desk.now += 2.0
+    desk.peers["a"].marks[0] = 10
+    assert not of(desk.arrive(desk.contribution("a", 0, to=15)), Hold)
+    assert desk.machine.refused["closed"] == 1
+    desk.machine.rounds.merging.discard(1)
+    desk.wait(1.0)
+    assert desk.machine.state.phase == "closed"

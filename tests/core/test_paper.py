@@ -805,6 +805,28 @@ def test_design_the_newest_process_wins_and_the_old_one_is_told():
     assert only(desk.join("a", "a1", life=1), Dismiss).why == "taken over"
 
 
+def test_design_a_live_name_is_taken_over_only_with_its_key():
+    desk = Desk()
+    desk.ready("a")
+    away = only(desk.join("a", "a2", has_key=False), Dismiss)
+    assert (away.life, away.why) == (0, "in use") and "is in use by another process" in away.text
+    assert desk.machine.members["a"].connected and desk.machine.state.lives["a"].life == 1
+    desk.depart("a")
+    assert only(desk.join("a", "a2", has_key=False), Welcome).life == 2, "it is gone, and its name is free"
+    assert only(desk.join("a", "a3", has_key=True), Welcome).life == 3, "it has the key"
+
+
+def test_design_what_anybody_says_of_a_name_turns_nobody_away_who_has_it():
+    """A hello in a life from the future: the learner that has the name can still come back on another link."""
+    desk = Desk()
+    desk.ready("a")
+    for is_there in (True, False):
+        assert only(desk.join("a", "stranger", life=9), Dismiss).why == "ahead"
+        assert bool(desk.machine.ahead) != is_there
+        desk.depart("a")
+    assert only(desk.join("a", "a1", life=1), Welcome).life == 1
+
+
 def test_design_a_replaced_life_died_except_for_what_is_held():
     """Its held contribution still merges, later bytes are refused, the rest of its work is booked."""
     desk = Desk(num_fragments=1, quorum=2)
@@ -849,7 +871,7 @@ def test_design_a_learner_ahead_stays_out_until_its_process_or_the_syncers_is_an
     desk.ready("a")
     desk.report("a", 9, versions=[1, 0])
     away = only(desk.join("a", desk.machine.state.lives["a"].process, life=1), Dismiss)
-    assert away.why == "ahead" and away.text == desk.machine.ahead["a"]
+    assert away.why == "ahead" and away.text == desk.machine.ahead["a"].why
     assert only(desk.join("a", "another"), Welcome).life == 2
     assert desk.machine.ahead == {}
 

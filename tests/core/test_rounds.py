@@ -11,7 +11,7 @@ from skerry.core.rounds import Rounds
 
 
 def rounds_of(**sync) -> Rounds:
-    return Rounds(Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, **({"grace": 0.0} | sync)), 2)
+    return Rounds(Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, **({"grace": 0.0} | sync)), 1, 2)
 
 
 def opened(*members, **seen) -> Rounds:

@@ -8,6 +8,7 @@ SKERRY_REWRITE=1 writes the transcripts anew; the diff is what is reviewed. Comm
     contribute A P [STEP]     its work on fragment P up to STEP (its last report) arrives
     again A P                 the last contribution of A to P arrives once more
     depart A                  its link is gone
+    expel A, readmit A        an operator turns it out, or lets it come again
     wait SECONDS              time passes, in ticks of half a second
     crash                     the syncer's process ends and another takes over
     deaf, hearing             learners do not, or do again, adopt what is published
@@ -23,7 +24,19 @@ from pathlib import Path
 import pytest
 
 from core.hand import Desk, config_of
-from skerry.core.events import Checkpoint, Dismiss, Finish, Hold, Merge, Publish, Record, Send
+from skerry.core.events import (
+    Checkpoint,
+    Dismiss,
+    Drop,
+    Expelled,
+    Finish,
+    Hold,
+    Merge,
+    Publish,
+    Readmitted,
+    Record,
+    Send,
+)
 from skerry.core.facts import (
     Checkpointed,
     Committed,
@@ -86,6 +99,10 @@ class Stage:
                 return said(desk.arrive(self.last[name, int(p)]))
             case "depart", (name,):
                 return said(desk.depart(name))
+            case "readmit", (name,):
+                return said(desk.step(Readmitted(name)))
+            case "expel", (name,):
+                return said(desk.step(Expelled(name, "its key was revoked")))
             case "wait", (seconds,):
                 return said(desk.wait(float(seconds)))
             case "crash", ():
@@ -113,6 +130,8 @@ def describe(action: object) -> list[str]:
             return [f"send {action.learner}.{action.life} {describe_message(action.message)}"]
         case Hold():
             return [f"hold {action.learner}'s contribution {action.seq} to fragment {action.fragment}"]
+        case Drop():
+            return [f"drop {action.learner}'s contribution to fragment {action.fragment}"]
         case Publish():
             base = "whole" if action.base_version == FULL else f"on {action.base_version}"
             settled = f"settled {action.settled_seq} up to step {action.settled_step}"

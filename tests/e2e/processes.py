@@ -34,8 +34,9 @@ from skerry.core.messages import (
     Welcome,
 )
 from skerry.core.state import decode_fact
+from skerry.shell.identity import tls_of
 from skerry.store import Store
-from skerry.wire.tcp import Client
+from skerry.wire.client import Client
 from skerry.wire.transport import Inbox, Lost, Opened, Received
 
 WAIT_S = 90.0
@@ -57,6 +58,13 @@ def command(*words):
 def skerry(*words, timeout=WAIT_S, **options):
     """Run a command to its end."""
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, **options)
+
+
+def secret(path, text):
+    """A file for its owner alone."""
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
 
 
 def until(condition, what):
@@ -182,7 +190,7 @@ class Syncer(Running):
 class Puppet:
     """A learner of the small model spoken by hand: steps whenever it listens, and contributes what a test says."""
 
-    def __init__(self, port, name="puppet", token=None):
+    def __init__(self, port, name="puppet", token=None, key_file=None):
         self.layout = layout_of(Tensor(n, s, "embedding" if "emb" in n else "other") for n, s in SHAPES.items())
         self.fragments = split(self.layout, FRAGMENTS)
         self.name, self.life, self.step, self.number, self.seq = name, 0, 0, 0, 0
@@ -190,7 +198,7 @@ class Puppet:
         self.mark = [0] * FRAGMENTS
         self.outstanding = [(0, 0)] * FRAGMENTS  # (seq, to_step)
         self.inbox = Inbox()
-        self.client = Client("127.0.0.1", port, token, self.inbox, self._payload_bytes)
+        self.client = Client("127.0.0.1", port, token, self.inbox, self._payload_bytes, tls=tls_of(key_file))
         try:
             self.peer = self._hear(Opened).peer
             hello = Hello(PROTOCOL, name, os.urandom(8).hex(), 0, msgspec.json.encode(self.layout), self.layout.digest)

@@ -166,10 +166,10 @@ def test_children_of_a_killed_supervisor_end_by_themselves(tmp_path, moment):
     with Running(tmp_path, "train", *SMALL, "--out", run_dir) as train:
         pid = train.process.pid
         if moment == "joining":
-            until(lambda: len(children_of(pid)) == 3, "a syncer and two learners to be started")
+            until(lambda: len(children_of(pid)) == 4, "a syncer, its page and two learners to be started")
         else:
             until(lambda: status_of(run_dir).get("merges", 0) > 2, "merges")
-            assert len(children_of(pid)) == 3
+            assert len(children_of(pid)) == 4
         os.kill(pid, signal.SIGKILL)
         train.wait()
         until(lambda: not children_of(pid), "the children to end")

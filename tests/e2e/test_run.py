@@ -317,3 +317,27 @@ def test_export_writes_the_same_file_again(summary, run_dir, tmp_path):
     assert record["model_sha256"] == summary["model_sha256"]
     assert hashlib.sha256((tmp_path / "again.safetensors").read_bytes()).hexdigest() == summary["model_sha256"]
     assert (record["phase"], record["merges"]) == ("closed", summary["merges"])
+
+
+def test_a_report_of_it_has_losses_commands_and_what_the_kills_cost(run_dir, summary, tmp_path):
+    numbers = json.loads(skerry("report", run_dir, "--json").stdout)
+    h = numbers["history"]
+    assert h["goodput"] == summary["goodput"] <= summary["goodput_of_capacity"] <= 1
+    for name, learner in h["learners"].items():
+        losses = [loss for loss in learner["series"]["loss"] if loss is not None]
+        norms = [norm for norm in learner["series"]["grad_norm"] if norm is not None]
+        assert losses and norms and min(losses + norms) > 0, name
+    commands = [one["command"] for one in numbers["commands"]]
+    assert commands[0].startswith("skerry train") and sum(c.startswith("skerry syncer") for c in commands) == 2
+    lost = next(e for e in h["events"] if e["kind"] == "lost" and e["who"] == KILLED)
+    restart = next(e for e in h["events"] if e["kind"] == "restart")
+    assert lost["cost_s"] > 0 and lost["cost_tokens"] > 0 and restart["cost_s"] > 0
+    assert numbers["audit"]["violations"] == [] and numbers["audit"]["checks"] > h["merges"]
+    out = tmp_path / "report.html"
+    assert skerry("report", run_dir, "--out", out).returncode == 0 and KILLED in out.read_text()
+
+
+def test_the_syncers_log_has_a_line_for_each_transition(run_dir):
+    said = (run_dir / "logs" / "syncer.log").read_text()
+    for words in ("training begins", "the steady stage is under way", "the budget is spent", "the run is closed"):
+        assert said.count(words) >= 1, words

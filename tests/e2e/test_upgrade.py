@@ -11,7 +11,7 @@ import pytest
 from e2e.processes import WAIT_S, Syncer, until
 from e2e.test_lost_commits import Island
 from skerry.core.messages import PROTOCOL, Hello, Refused
-from skerry.wire.tcp import Client
+from skerry.wire.client import Client
 from skerry.wire.transport import Inbox, Lost, Opened, Received
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -107,13 +107,16 @@ class Loop:
     is_late: bool = False  # its node thread hears of a boundary only after what came in since it was passed
     bytes_up: int = 0
     bytes_down: int = 0
+    process: str = "of"
 
     def __post_init__(self):
         pair = self.pair
         ours, theirs = mailbox()
         boxes = Boxes()
         self.training = TrainingHalf(pair.layout, ByHand(self.parameters), ours, boxes)
-        self.node = LearnerNode(self.name, pair.layout, self, f"of-{self.name}", lambda: pair.now, theirs, boxes)
+        self.node = LearnerNode(
+            self.name, pair.layout, self, f"{self.process}-{self.name}", lambda: pair.now, theirs, boxes
+        )
         self.worked = [np.zeros(fragment.size) for fragment in pair.fragments]
         self.worked_after = [[sums.copy() for sums in self.worked]]  # by step count
 
@@ -209,7 +212,8 @@ class Pair:
         self.dismissed = []
         self.entries = {}  # place -> what the journal had there when it was written: it lets go of what nobody needs
         with Store.open(root, clock=lambda: self.now) as store:
-            begin(store, config, self.layout, lambda fragment: gather(fragment, self.arrays))
+            if not store.records:  # else it goes on with the run that is there, whose first values are others
+                begin(store, config, self.layout, lambda fragment: gather(fragment, self.arrays))
         self._open()
 
     def _open(self):

@@ -1,5 +1,6 @@
 """Who a connection is and what it may say, on both sides: real nodes on a real store behind frames in memory."""
 
+import logging
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,11 +19,13 @@ from skerry.core.messages import (
     Answer,
     Ask,
     Contribution,
+    DropLearner,
     FragmentPosition,
     Hello,
     Lent,
     Publication,
     Pull,
+    ReadmitLearner,
     Refused,
     Report,
     Stop,
@@ -33,11 +36,11 @@ from skerry.errors import ProtocolError
 from skerry.node.cells import Boxes
 from skerry.node.learner import LearnerNode
 from skerry.node.mailbox import mailbox
-from skerry.node.peers import Learners, Uplink
+from skerry.node.peers import COMPARED_BYTES_MAX, Learners, Uplink
 from skerry.node.syncer import SyncerNode
 from skerry.store import Store
 from skerry.wire.frames import learner_dialect, syncer_dialect
-from skerry.wire.transport import Inbox, Lost, MemoryEndpoint, Opened, Received, join
+from skerry.wire.transport import Inbox, Instructed, Lost, MemoryEndpoint, Opened, Received, join
 
 replace = msgspec.structs.replace
 
@@ -76,11 +79,12 @@ class Caller:
     house: House
     name: str = "a"
     process: str = "first"
+    key: str = ""  # the name that its connection proves
     inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self):
         self.endpoint = MemoryEndpoint(self.inbox, learner_dialect(self._payload_bytes))
-        self.at_house, self.peer = join(self.house.endpoint, self.endpoint)
+        self.at_house, self.peer = join(self.house.endpoint, self.endpoint, self.key)
         self.house.settle()
 
     def _payload_bytes(self, publication):
@@ -176,6 +180,26 @@ def test_a_second_hello_ends_the_connection_and_the_learner_is_away(house, caplo
     assert not house.is_connected("a") and house.learners.links == {}
 
 
+@pytest.mark.parametrize(
+    ("state", "mark", "says"),
+    [
+        ("left", 9, "a left in order (9 steps handed over)"),
+        ("left", 4, "a left before all was handed over (4 of 9 steps)"),
+        ("leaving", 9, "a lost: it hung up"),
+        (None, 0, "a lost: it hung up"),
+    ],
+)
+def test_the_log_tells_who_left_from_who_was_lost(house, caplog, state, mark, says):
+    a = Caller(house)
+    a.say(a.hello())
+    if state:
+        position = FragmentPosition(FULL, mark, 10 * mark, 0)
+        a.say(replace(a.report(), state=state, step=9, tokens=90, step_s=0.1, positions=(position,) * 3))
+    with caplog.at_level(logging.INFO, "skerry.syncer"):
+        house.learners.take(Lost(a.at_house, "it hung up"), 0.0)
+    assert [record.getMessage() for record in caplog.records][-1] == says
+
+
 @pytest.mark.parametrize("changes", [{"learner": "b"}, {"life": 2}, {"life": 0}], ids=str)
 def test_a_message_in_anothers_name_ends_the_connection_it_came_on_and_no_other(house, caplog, changes):
     a, b = Caller(house), Caller(house, "b")
@@ -258,6 +282,14 @@ def test_who_cannot_take_part_is_told_why_and_leaves_no_trace(house, changes, sa
     assert isinstance(lost, Lost) and not a.is_in and house.lives == []
 
 
+def test_a_foreign_layout_of_very_many_tensors_is_told_from_the_runs_by_its_digest_alone(house):
+    """Whoever decides for all has no time to read it: it is not even looked at whether it can be."""
+    a = Caller(house)
+    refused, lost = a.say(a.hello(layout=b"{" * (COMPARED_BYTES_MAX + 1), layout_digest="?"))
+    assert isinstance(refused, Refused) and refused.is_final and "too large to be compared here" in refused.text
+    assert isinstance(lost, Lost) and not a.is_in and house.lives == []
+
+
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
 def test_who_speaks_another_protocol_is_turned_away_but_not_for_good_and_said_once(house, caplog, protocol):
     for _ in range(3):
@@ -289,8 +321,8 @@ def test_the_same_process_on_a_second_connection_goes_on_there(house):
     assert house.is_connected("a") and house.lives == [("a", 1)]
 
 
-def test_a_new_process_takes_the_name_over_and_the_old_one_is_dismissed(house):
-    old, new = Caller(house), Caller(house, process="second")
+def test_a_new_process_with_the_names_key_takes_it_over_and_the_old_one_is_dismissed(house):
+    old, new = Caller(house), Caller(house, process="second", key="a")
     old.say(old.hello())
     (welcome,) = new.say(new.hello())
     assert welcome.life == 2 and house.lives == [("a", 1), ("a", 2)]
@@ -299,9 +331,93 @@ def test_a_new_process_takes_the_name_over_and_the_old_one_is_dismissed(house):
     assert new.is_in and not old.is_in and house.is_connected("a")
 
 
+def test_a_live_name_is_taken_over_only_with_its_key_and_is_free_when_its_process_is_gone(house):
+    old, new = Caller(house), Caller(house, process="second")
+    old.say(old.hello())
+    refused, lost = new.say(new.hello())
+    assert not refused.is_final and refused.why == "in use" and isinstance(lost, Lost)
+    assert old.is_in and not old.heard() and house.lives == [("a", 1)]
+    old.endpoint.drop(old.peer, "killed")
+    house.settle()
+    again = Caller(house, process="second")
+    assert isinstance(again.say(again.hello())[0], Welcome) and house.lives == [("a", 1), ("a", 2)]
+
+
+def test_a_name_that_comes_and_goes_without_end_has_few_lines_and_it_is_counted_what_was_left_out(house, caplog):
+    caplog.set_level(logging.INFO, "skerry.syncer")
+    for number in range(70):
+        caller = Caller(house, process=str(number))
+        caller.say(caller.hello())
+        caller.endpoint.drop(caller.peer, "killed")
+        house.settle()
+    assert 2 <= len(caplog.messages) < 30 and house.learners.left_out(0.0) > 100
+    (row,) = house.learners.turned_away.rows(0.0)
+    assert row["who"] == "a" and row["count"] == 70 - len(house.lives) and "is not let in at present" in row["why"]
+
+
+def test_a_key_is_good_for_its_own_name_alone(house):
+    other = Caller(house, key="b")
+    refused, lost = other.say(other.hello())
+    assert refused.is_final and refused.text == "its key is that of b, and it calls itself 'a'"
+    assert isinstance(lost, Lost) and house.lives == []
+
+
+def test_a_learner_that_was_turned_out_and_has_another_key_comes_as_another_life(house):
+    old = Caller(house, key="a")
+    old.say(old.hello())
+    house.learners.expel("a", "its key was revoked", 0.0)
+    house.learners.readmit("a", 0.0)
+    new = Caller(house, process="second", key="a")
+    assert isinstance(new.say(new.hello())[0], Welcome) and house.lives == [("a", 1), ("a", 2)]
+
+
+def test_every_connection_of_a_key_is_hung_up_on_and_no_other(house):
+    joined, waiting, other = Caller(house, key="a"), Caller(house, key="a"), Caller(house, name="b", key="b")
+    joined.say(joined.hello())
+    other.say(other.hello())
+    house.learners.hang_up("a", "another key was issued")
+    house.settle()
+    assert isinstance(joined.heard()[-1], Lost) and isinstance(waiting.heard()[-1], Lost)
+    assert other.is_in and not house.is_connected("a")
+
+
+def test_a_learner_that_is_turned_out_hears_why_and_cannot_come_again(house):
+    a, b = Caller(house), Caller(house, name="b")
+    a.say(a.hello())
+    b.say(b.hello())
+    house.learners.expel("a", "its key was revoked", 0.0)
+    refused, lost = a.heard()
+    assert refused.is_final and refused.why == "expelled" and refused.text.endswith("operator: its key was revoked")
+    assert isinstance(lost, Lost) and not a.is_in and b.is_in
+    for again in (Caller(house), Caller(house, process="second")):
+        refused, lost = again.say(again.hello(life=1 if again.process == a.process else 0))
+        assert refused.is_final and refused.why == "expelled" and not again.is_in
+    house.learners.expel("c", "it never was here", 0.0)
+    c = Caller(house, name="c")
+    assert c.say(c.hello())[0].why == "expelled" and house.lives == [("a", 1), ("b", 1)]
+
+
+def test_a_learner_that_was_let_in_again_is_in_no_list_of_those_that_were_turned_away(house):
+    def rows():
+        return [(row["who"], row["count"]) for row in house.learners.turned_away.rows(0.0)]
+
+    for name in ("a", "b"):
+        one = Caller(house, name=name)
+        one.say(one.hello())
+        house.learners.take(Instructed(9, DropLearner(name), "admin.token"), 0.0)
+    assert rows() == [("a", 1), ("b", 1)]
+    house.learners.take(Instructed(9, ReadmitLearner("a"), "admin.token"), 0.0)
+    assert rows() == [("b", 1)]
+    house.learners.expel("b", "its key was revoked", 0.0)
+    house.learners.take(Instructed(9, ReadmitLearner("b"), "admin.token"), 0.0)
+    assert [who for who, _ in rows()] == ["b"], "it has no key yet"
+    house.learners.readmit("b", 0.0)
+    assert rows() == []
+
+
 def test_what_was_on_its_way_from_a_dismissed_peer_is_not_taken_for_anybodys(house):
     """The old process reports while the new one says hello: its peer is nobody by the time that is read."""
-    old, new = Caller(house), Caller(house, process="second")
+    old, new = Caller(house), Caller(house, process="second", key="a")
     old.say(old.hello())
     new.endpoint.send(new.peer, new.hello())
     old.endpoint.send(old.peer, old.report())

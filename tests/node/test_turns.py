@@ -106,3 +106,14 @@ def test_a_look_waits_for_contributions_that_are_being_looked_into_but_not_for_l
     assert hand.turn() == []
     hand.has_unseen = False
     assert hand.turn() == ["look"]
+
+
+def test_what_waits_of_each_peer_is_known_in_line_and_while_it_is_looked_into():
+    hand = Hand()
+    hand.unseen_of, hand.peers_of = {"fern": 7}, {"fern": [2]}.get
+    hand.driver.offer(Received(1, sample(Contribution), memoryview(b"four")))
+    hand.driver.offer(Received(2, sample(Contribution), memoryview(b"four")))
+    assert hand.driver.waiting_of == {1: 4, 2: 11}
+    hand.turn()
+    hand.unseen_of = {}
+    assert hand.driver.waiting_of == {}

@@ -8,7 +8,7 @@ from safetensors.numpy import save
 from skerry.algo.contents import Contents, Fixed
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.config import Config
-from skerry.core.facts import Buffered, LifeStarted, Paused, Seen
+from skerry.core.facts import Buffered, Discarded, LifeStarted, Paused, Row, Seen
 from skerry.core.state import state_of
 from skerry.node.buffers import flaw_of
 from skerry.run.buffers import of_learners
@@ -25,12 +25,18 @@ CONTENTS = Contents(
 )
 
 
-def given(store, learner, tokens, at_s, claimed=0, **arrays):
-    """Buffers after so many tokens, as the learner claims, and as the books have it."""
+FRAGMENTS = 1  # of a model of one tensor
+
+
+def given(store, learner, tokens, at_s, claimed=0, merged=None, **arrays):
+    """Buffers after so many tokens, as the learner claims, and as the books have it; so many of them are merged."""
+    merged = tokens if merged is None else merged
+    rows = [Row(learner, 1, p, 0, 0, 1, merged, "merged", 1) for p in range(FRAGMENTS)]
     file = store.put([save({name: np.asarray(array) for name, array in arrays.items()})])
     facts = [
         LifeStarted(learner, 1, learner, 0, 0.0),
         Paused((Seen(learner, 1, 1, tokens, 0, 0, 0.0),), at_s),
+        *([Discarded(tuple(rows), (), at_s)] if merged else []),  # a row is a row, whichever fact has it
         Buffered(learner, 1, 1, claimed or tokens, file, at_s),
     ]
     store.commit([msgspec.msgpack.encode(fact) for fact in facts], [file])
@@ -44,6 +50,7 @@ def test_floats_are_averaged_by_tokens_and_counts_taken_from_the_newest(tmp_path
         given(store, "gone", 10**9, 800.0, mean=np.float32([99, 99]), count=np.int64(99))
         given(store, "newest", 100, 1000.0, mean=np.float32([1, 5]), count=np.int64(7))
         given(store, "slow", 300, 950.0, 2**53, mean=np.float32([3, 5]), count=np.int64(2))
+        given(store, "liar", 2**40, 1000.0, merged=0, mean=np.float32([1e30, 1e30]), count=np.int64(-1))
     with Store.open(tmp_path) as store:
         state = state_of(store.records)
         found = of_learners(tmp_path, state)

@@ -60,8 +60,8 @@ def test_anything_else_is_refused(said):
         ({}, "returned an empty dict: return at least one number by name"),
         ({"a": {"b": 1}}, "returned a dict for 'a': return a number, or a dict of numbers by name"),
         ({"ok": 1, "a": "3.5"}, "returned a str for 'a': return a number, or a dict of numbers by name"),
-        (10**400, "returned a number that is larger than a float can be"),
-        ({"a": 10**400}, "returned a number for 'a' that is larger than a float can be"),
+        (10**400, "returned a number that is larger than a float can be: return a smaller one"),
+        ({"a": 10**400}, "returned a number for 'a' that is larger than a float can be: return a smaller one"),
     ],
 )
 def test_what_is_refused_is_named(said, says):

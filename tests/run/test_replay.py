@@ -275,7 +275,7 @@ def test_excluding_a_learner_that_never_contributed_changes_nothing(tmp_path):
 
 def test_an_unknown_learner_is_refused_before_any_work_naming_the_known(recorded):
     shown = []
-    with pytest.raises(ReplayError, match="no learner 'z' in this run, known are a, b, c"):
+    with pytest.raises(ReplayError, match="--exclude z: this run has no such learner, but a, b, c"):
         replayed(recorded, exclude="z", show=lambda *at: shown.append(at))
     assert not shown
 

@@ -4,7 +4,8 @@ from cli.test_status import plain
 from node.pair import Pair, config_of
 from skerry.cli import live
 from skerry.node import telemetry
-from skerry.run.summary import summarise
+from skerry.run.history import history_in
+from skerry.run.summary import goodput_of, summarise
 from skerry.run.tally import tally
 
 STEPS = 40
@@ -19,7 +20,8 @@ def test_what_a_learner_did_beyond_the_budget_while_it_was_away_is_merged_and_na
         pair.link("a")
         pair.close()
         status = telemetry.status(pair.syncer.machine, 0, 0, 0.0)
-        result = summarise(tally(pair.store), status, [], {})
+        told = tally(pair.store)
+        result = summarise(told, status, [], {}) | goodput_of(history_in(pair.store), told, [])
     over = a.machine.step_count - STEPS
     assert over >= 2 * STEPS and round(status["over_budget"]) == over
     assert (result["budget"], result["over_budget"]) == ({"steps": STEPS}, status["over_budget"])
@@ -30,10 +32,11 @@ def test_what_a_learner_did_beyond_the_budget_while_it_was_away_is_merged_and_na
         f"{over} steps more than the {STEPS} asked for: steps that learners took"
     )
     names = ("val_loss_start", "val_loss_end", "val_loss_before_close")
-    live.print_summary(
-        result | dict.fromkeys(names, 1.0) | dict.fromkeys(("run_dir", "model_path", "model_sha256"), "")
-    )
-    assert f"merged after that were {late['a']:,} tokens of a\n" in plain(capsys.readouterr().out)
+    paths = dict.fromkeys(("model_path", "model_sha256"), "") | {"run_dir": "runs/my run"}
+    live.print_summary(result | dict.fromkeys(names, 1.0) | paths)
+    said = plain(capsys.readouterr().out)
+    assert f"merged after that were {late['a']:,} tokens of a\n" in said
+    assert said.endswith("\nlook again with: skerry dashboard 'runs/my run', or: skerry report 'runs/my run'\n")
 
 
 def test_a_budget_that_is_kept_needs_no_mention(tmp_path):

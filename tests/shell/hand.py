@@ -16,7 +16,7 @@ from skerry.core.messages import FULL, Contribution, Hello, Publication, Pull, R
 from skerry.node.algebra import FLOAT32
 from skerry.node.training import ByHand
 from skerry.shell.learner import LearnerShell
-from skerry.wire.tcp import Server
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox, Lost, Received
 
 WAIT_S = 60.0

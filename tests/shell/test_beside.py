@@ -23,7 +23,7 @@ from skerry.shell import beside
 from skerry.shell import learner as learner_shell
 from skerry.shell.learner import node_kind
 from skerry.shell.node import Absence
-from skerry.wire.tcp import Server
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox, Lost
 
 TENSORS = 6_000  # whose names and shapes are more than a socket's buffer holds
@@ -370,9 +370,12 @@ def test_forked_workers_do_their_work_and_keep_no_node_from_ending(hand):
     assert out.splitlines()[1:] == ["settled 0"], "it was not killed"
 
 
-def test_a_trainer_that_is_killed_takes_its_node_with_it(hand, trainer):
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_trainer_that_is_killed_takes_its_node_with_it(hand, trainer, is_stopped):
     node = int(trainer.stdout.readline())
     hand.take_in()
+    if is_stopped:
+        os.kill(node, signal.SIGSTOP)
     trainer.kill()
     until(lambda: is_gone(node), "the node to end")
     hand.hear(Lost)

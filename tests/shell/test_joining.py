@@ -17,8 +17,8 @@ from skerry.shell import learner as learner_shell
 from skerry.shell.home import OnHost
 from skerry.shell.learner import LearnerShell, fetch_config, join_timeout
 from skerry.shell.memory import OwnMemory
+from skerry.wire.client import Client
 from skerry.wire.endpoint import TIMEOUT_S
-from skerry.wire.tcp import Client
 from skerry.wire.transport import Lost
 
 NOBODY = ("127.0.0.1", 1)  # a port on which nothing listens

@@ -12,31 +12,34 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, skerry, until
+from e2e.processes import OPTIONS, SHAPES, Puppet, Syncer, facts_of, secret, skerry, until
 from node.pair import NumpyParameters, Pair, config_of
-from skerry.algo.fragments import Tensor, decode_layout, layout_of
+from skerry.algo.fragments import Tensor, decode_layout, encode_layout, layout_of
 from skerry.core.audit import Audit
 from skerry.core.events import Interrupted
 from skerry.core.facts import EpochStarted, LifeStarted, Restored, SteppedBack
-from skerry.core.messages import PROTOCOL, Hello, Lend, Lent
+from skerry.core.messages import PROTOCOL, FragmentPosition, Hello, Lend, Lent, Report
 from skerry.core.state import state_of
-from skerry.errors import FileDamaged
+from skerry.errors import FileDamaged, NoAnswer
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32
 from skerry.node.training import ByHand
 from skerry.run import summary
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile
+from skerry.run.keys import Keys
 from skerry.run.repair import damaged, explain, reach, take_copy
 from skerry.run.replay import replay
 from skerry.run.tally import tally
+from skerry.shell.identity import tls_of
 from skerry.shell.learner import LearnerShell
 from skerry.shell.repair import Lenders, make_whole
 from skerry.store import Store
 from skerry.store.journal import Place
 from skerry.wire import frames
+from skerry.wire.client import Client
 from skerry.wire.connection import Outgoing
-from skerry.wire.tcp import Client
+from skerry.wire.inquiry import ask_status
 from skerry.wire.transport import Inbox, Opened, Received
 
 WAIT_S = 60.0
@@ -280,10 +283,11 @@ class Lender:
     port: int
     name: str
     copies: dict  # fragment -> values
+    key_file: str | None = None
 
     def __post_init__(self):
         self.inbox = Inbox()
-        self.client = Client("127.0.0.1", self.port, None, self.inbox, lambda _: 0)
+        self.client = Client("127.0.0.1", self.port, None, self.inbox, lambda _: 0, tls=tls_of(self.key_file))
         self.peer = self._hear(Opened).peer
         layout = self.pair.layout
         self.client.send(self.peer, Hello(PROTOCOL, self.name, "p", 1, msgspec.json.encode(layout), layout.digest))
@@ -346,6 +350,80 @@ def test_a_wrong_copy_is_refused_and_a_vanished_lender_does_no_harm(pair):
     after = state_in(pair.root)
     assert [(at.version, at.digest) for at in after.fragments] == [(at.version, at.digest) for at in before.fragments]
     assert [[c.version for c in at.checkpoints] for at in after.fragments] == [[at.version] for at in before.fragments]
+
+
+def test_a_run_with_keys_borrows_only_from_who_has_one_and_by_its_name(pair, tmp_path):
+    damage_all(pair.root)
+    keys, bases = Keys(pair.root), dict(enumerate(pair.loops["a"].node.bases))
+    a_key = str(secret(tmp_path / "a.key", keys.issue("a").pem.decode()))
+    with Store.open(pair.root) as store:
+        state = state_of(store.records)
+        lenders = Lenders(store, state, damaged(store, state), ("127.0.0.1", 0, None), keys)
+        clients = []
+
+        def serve():
+            clients.append(Lender(pair, lenders.server.port, "b", {}, a_key).client)  # in another's name: is not asked
+            with pytest.raises(NoAnswer, match="name a key file"):
+                ask_status("127.0.0.1", lenders.server.port, None, within_s=WAIT_S)
+            honest = Lender(pair, lenders.server.port, "a", bases, a_key)
+            honest.lend()
+            clients.append(honest.client)
+
+        others = threading.Thread(target=serve)
+        others.start()
+        deadline = time.monotonic() + WAIT_S
+        assert lenders.wait(lambda: time.monotonic() < deadline)
+        others.join(WAIT_S)
+    for client in clients:
+        client.close()
+    assert values_in(pair.root) and [f.source.split(";")[0] for f in restored_in(pair.root)] == ["a"] * 3
+
+
+def test_who_lends_what_it_was_not_asked_for_is_hung_up_on_and_the_run_is_repaired(pair):
+    """Again and again the same wrong copy, a second hello, and messages of every other kind: each costs the link."""
+    damage_all(pair.root)
+    bases = dict(enumerate(pair.loops["a"].node.bases))
+    wrong = {p: base * np.float32("nan") for p, base in bases.items()}
+    clients = []
+    with Store.open(pair.root) as store:
+        state = state_of(store.records)
+        lenders = Lenders(store, state, damaged(store, state), ("127.0.0.1", 0, None))
+
+        def serve():
+            for kind in range(4):
+                hostile = Lender(pair, lenders.server.port, f"hostile-{kind}", wrong)
+                clients.append(hostile)
+                if kind == 0:
+                    for _ in range(4):
+                        hostile.lend()
+                elif kind == 1:
+                    for _ in range(2):
+                        layout = encode_layout(pair.layout)
+                        hello = Hello(PROTOCOL, hostile.name, "p", 0, layout, pair.layout.digest)
+                        hostile.client.send(hostile.peer, hello)
+                elif kind == 2:
+                    lent = Lent(hostile.name, 2**40, 0, b"")
+                    hostile.client.send(hostile.peer, lent, b"xxxx")
+                else:
+                    position = (FragmentPosition(0, 0, 0, 0),)
+                    for _ in range(50):
+                        report = Report(hostile.name, 1, 1, 0, 0, 0.0, "training", position)
+                        hostile.client.send(hostile.peer, report)
+                    hostile.client.close()
+                until(lambda k=kind: f"hostile-{k}" not in lenders.learners.values(), f"hostile {kind} to be gone")
+            honest = Lender(pair, lenders.server.port, "honest", bases)
+            clients.append(honest)
+            honest.lend()
+
+        helper = threading.Thread(target=serve, daemon=True)
+        helper.start()
+        assert lenders.wait(lambda: True)
+        helper.join(WAIT_S)
+    for each in clients:
+        each.client.close()
+    assert lenders.refused == len(bases), "each fragment's copy is looked at once"
+    values_in(pair.root)
+    is_in_order(pair.root)
 
 
 def test_a_copy_has_neither_velocity_nor_residual(pair):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -27,11 +28,11 @@ LAYOUT = layout_of(Tensor(n, s, "embedding" if "emb" in n else "other") for n, s
 class Serving:
     """A syncer's shell on a thread of its own."""
 
-    def __init__(self, root, steps=10**6):
+    def __init__(self, root, steps=10**6, learners=1):
         self.run_dir = root / "run"
         sync = {"num_fragments": FRAGMENTS, "sync_every": 2, "fragment_sync_delay": 1}
         with Store.open(self.run_dir) as store:
-            create_run(store, config_of(steps=steps, sync=sync), *read_genesis(write_genesis(root / "genesis")))
+            create_run(store, config_of(learners, steps, sync=sync), *read_genesis(write_genesis(root / "genesis")))
         self.store = Store.open(self.run_dir)
         self.shell = SyncerShell(self.store, "127.0.0.1", 0, None)
         self.is_wanted = threading.Event()
@@ -188,6 +189,13 @@ def test_no_payload_is_read_while_too_many_bytes_wait_but_reports_are(tmp_path):
         assert shell.node.machine.held.bytes == 0 and shell.inbox.has_room is False
         shell.inbox.bytes_max = 1 << 20
         assert puppet.merged(fragment) >= 1
+
+
+def test_it_says_that_it_has_too_few_descriptors_for_its_learners(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    monkeypatch.setattr("skerry.shell.syncer._allow_files", lambda: None)
+    with Serving(tmp_path, learners=2):
+        assert "64 open files are room for 1 learner, and the run is for 2: raise the hard limit" in caplog.text
 
 
 def test_a_record_is_replaced_as_a_whole(tmp_path):

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from skerry.store.lock import LOCK, Holder, holder_of
 
 HOLDS = """
 import sys
+import threading
+from pathlib import Path
 from pathlib import Path
 from skerry.store import DiskFiles
 files = DiskFiles(Path(sys.argv[1]))
@@ -82,3 +86,58 @@ def test_a_look_takes_nothing_away(tmp_path, holder):
     files = DiskFiles(tmp_path)
     files.lock()
     files.close()
+
+
+LOOKS = """
+import sys
+import threading
+from pathlib import Path
+from pathlib import Path
+from skerry.store.lock import holder_of
+print("looks", flush=True)
+while True:
+    holder_of(Path(sys.argv[1]))
+"""
+
+
+def test_who_looks_without_end_does_not_keep_the_next_from_taking_it(tmp_path):
+    """A look at what a dead process held locks it for a moment, and a page looks again and again."""
+    path = tmp_path / LOCK
+    path.write_text("999999999\n")
+    with subprocess.Popen([sys.executable, "-c", LOOKS, str(path)], stdout=subprocess.PIPE) as looking:
+        try:
+            assert looking.stdout.readline() == b"looks\n"
+            for _ in range(200):
+                files = DiskFiles(tmp_path)
+                files.lock()
+                files.close()
+                path.write_text("999999999\n")  # as a kill leaves it
+        finally:
+            looking.kill()
+
+
+DYING = (
+    """
+import ctypes, platform, threading
+def hold():
+"""
+    + "".join(f"    {line}\n" for line in HOLDS.strip().splitlines())
+    + """
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)  # the first thread ends, and it alone
+"""
+)
+
+
+def test_a_process_that_is_being_cleared_away_is_not_taken_for_one_elsewhere(tmp_path):
+    """While other threads of it are there, it has nothing open by its own number, and the lock is held still."""
+    words = [sys.executable, "-c", DYING, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as dying:
+        try:
+            assert dying.stdout.readline() == b"held\n"
+            while Path(f"/proc/{dying.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                assert dying.poll() is None
+            threading.Timer(0.1, dying.stdin.close).start()
+            assert holder_of(tmp_path / LOCK) is None
+        finally:
+            dying.kill()

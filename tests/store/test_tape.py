@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from skerry.errors import StoreError, TapeDamaged, TapeUnknown
 from skerry.proof.sim.files import Crash, CrashFiles, Inode
 from skerry.store import Tape, read_all
-from skerry.store.tape import CUTS_MAX, Cut
+from skerry.store.files import DiskFiles
+from skerry.store.tape import CUTS_MAX, LOOK_BYTES, SEGMENT_BYTES_MAX, Cut, Follower
 
 GROUPS = [[b"a"], [b"bb", b"", b"bbb"], [b"cccc"], [b"d" * 20, b"dd"]]
 SEGMENT_1, SEGMENT_2 = "tape/000001.seg", "tape/000002.seg"
@@ -353,3 +357,68 @@ def test_a_tail_is_durable_beside_the_tape_before_it_is_cut(power_cut: bool) -> 
         assert Tape.open(files)[1] == [b"a"]
         assert list(cuts_in(files).values()) == [b"tail"], f"operation {at}"
     assert at > 6
+
+
+def test_a_follower_reads_groups_longer_than_a_look_and_each_once() -> None:
+    files = CrashFiles()
+    tape, _ = Tape.open(files)
+    follower, seen = Follower(files), []
+    for step in ([b"a"], [b"b" * (3 * LOOK_BYTES), b"bb"], b"fold", [b"c"] * 3, b"another", [b"d"]):
+        tape.rotate(step, AT) if isinstance(step, bytes) else tape.append(step, AT)
+        seen += list(follower.read())
+        assert list(follower.read()) == []
+    assert seen == list(read_all(files))
+    assert list(Follower(files, 2).read()) == list(read_all(files, 2))
+
+
+def test_a_follower_sees_a_torn_group_neither_before_nor_after_it_is_cut_off() -> None:
+    files = CrashFiles()
+    tape, _ = Tape.open(files)
+    tape.append([b"a"], AT)
+    follower = Follower(files)
+    assert [record.body for record in follower.read()] == [b"a"]
+    files.append(SEGMENT_1, b"\xf5GRP torn")
+    assert list(follower.read()) == []
+    tape, _ = Tape.open(files)
+    tape.append([b"b"], AT)
+    assert [record.body for record in follower.read()] == [b"b"]
+
+
+def stamped(files: CrashFiles, at: float, start: int = HEADER_BYTES) -> CrashFiles:
+    """The first segment with another time stamp on its last group, at `start`, and a hash that is right."""
+    data = bytearray(files.read(SEGMENT_1))
+    struct.pack_into("<d", data, start + 16, at)
+    data[-32:] = sha256(data[start:-32]).digest()
+    return with_contents(_1=bytes(data))
+
+
+@pytest.mark.parametrize("at", [math.nan, math.inf, -math.inf, -1e10, 1e12])
+def test_a_stamp_that_is_no_time_is_damage_by_its_place(at: float) -> None:
+    files = stamped(written([b"a"])[0], at)
+    for read in (lambda: Tape.open(files, readonly=True), lambda: list(read_all(files)), Follower(files).read):
+        with pytest.raises(TapeDamaged, match=r"000001\.seg is damaged at byte 48: its time stamp, .* is no time"):
+            list(read())
+    with pytest.raises(AssertionError):
+        Tape.open(CrashFiles())[0].append([b"a"], at)
+    assert [record.at for record in read_all(stamped(files, 1e11))] == [1e11]
+
+
+def test_a_segment_longer_than_any_is_refused_by_name_before_it_is_read(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    files.make_dir("tape")
+    with (tmp_path / SEGMENT_1).open("wb") as file:
+        file.truncate(SEGMENT_BYTES_MAX + (1 << 40))  # which takes no room on the disk, and cannot be in memory
+    for read in (lambda: Tape.open(files, readonly=True), lambda: list(read_all(files))):
+        with pytest.raises(TapeDamaged, match=r"000001\.seg is longer than \d+ bytes: restore it"):
+            read()
+    files.close()
+
+
+def test_a_follower_reads_no_more_than_a_group_can_be_of_a_tail_without_end(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    files.make_dir("tape")
+    Tape.open(files)[0].append([b"a"], AT)
+    with (tmp_path / SEGMENT_1).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert [record.body for record in Follower(files).read()] == [b"a"]
+    files.close()

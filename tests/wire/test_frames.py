@@ -17,14 +17,19 @@ from skerry.core.messages import (
     Buffers,
     Contribution,
     Done,
+    DropLearner,
+    ExtendRun,
+    FinishRun,
     FragmentPosition,
     Hello,
+    PauseRun,
     Publication,
+    ReadmitLearner,
     Report,
+    SetKeys,
     Welcome,
 )
 from skerry.errors import ProtocolError
-from skerry.memory import Arrays
 from skerry.wire import frames
 from skerry.wire.frames import (
     CHUNK_BYTES,
@@ -32,7 +37,6 @@ from skerry.wire.frames import (
     Challenge,
     Parser,
     Proof,
-    Transfers,
     encode,
     encode_bulk,
     learner_dialect,
@@ -157,12 +161,13 @@ def test_what_is_legal_may_change_between_two_items_that_came_together():
     assert next(items) == frames.Delivery(HELLO, None)
 
 
-def test_transfers_interleave_and_chunks_come_in_any_order():
+def test_chunks_come_in_any_order():
     payloads = {seq: random.Random(seq).randbytes(3 * CHUNK_BYTES + seq) for seq in (1, 2, 3)}
-    sent = {seq: bulk(seq, contribution(len(payload), seq), payload) for seq, payload in payloads.items()}
-    chunks = [chunk for pieces in sent.values() for chunk in pieces[1:]]
-    random.Random(0).shuffle(chunks)
-    stream = b"".join([pieces[0] for pieces in sent.values()] + chunks)
+    stream = b""
+    for seq, payload in payloads.items():
+        announcement, *chunks = bulk(seq, contribution(len(payload), seq), payload)
+        random.Random(seq).shuffle(chunks)
+        stream += announcement + b"".join(chunks)
     got = {item.message.seq: bytes(item.payload) for item in open_parser().feed(stream)}
     assert got == payloads
 
@@ -312,12 +317,43 @@ def test_transfers_in_progress_are_bounded():
     parser = open_parser()
     for transfer in range(frames.TRANSFERS_MAX):
         parser.feed(bulk(transfer, contribution(1), b"x")[0])
-    with pytest.raises(ProtocolError, match="transfers"):
+    with pytest.raises(ProtocolError, match="transfer announced while"):
         parser.feed(bulk(99, contribution(1), b"x")[0])
 
 
-def test_bytes_in_progress_are_bounded():
-    transfers = Transfers(Arrays())
-    assert transfers.open(1, frames.TRANSFER_BYTES_MAX - 1, contribution(1)) is None
-    with pytest.raises(ProtocolError, match="exceed"):
-        transfers.open(2, 2, contribution(1))
+ORDERS = [
+    PauseRun(),
+    FinishRun(),
+    SetKeys({"sync.quorum": 3, "sync.grace": 0.5, "merge.rule": "mean", "sync.cut_tensors": True}),
+    ExtendRun(tokens=2 * 10**9),
+    DropLearner("fern"),
+    ReadmitLearner("fern"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_an_order_round_trips(order):
+    assert frames.decode_order(frames.encode_order(order)) == order
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        SetKeys({}),
+        SetKeys({f"sync.k{n}": n for n in range(33)}),
+        SetKeys({"x" * 65: 1}),
+        SetKeys({"sync.quorum": 1 << 60}),
+        SetKeys({"sync.quorum": "\x1b[2J"}),
+        ExtendRun(tokens=-1),
+        ExtendRun(steps=1 << 60),
+        ExtendRun(minutes=-1.0),
+        DropLearner("x" * 257),
+        Done(1, 1),
+    ],
+    ids=str,
+)
+def test_an_order_out_of_bounds_is_not_decoded(order):
+    with pytest.raises(ProtocolError):
+        frames.decode_order(frames.encode_order(order))
+    with pytest.raises(ProtocolError):
+        frames.decode_order(b"\xc1 no msgpack")

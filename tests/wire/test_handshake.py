@@ -4,7 +4,7 @@ import pytest
 
 from skerry.errors import ProtocolError, WireError
 from skerry.wire import handshake
-from skerry.wire.frames import Attach, Attached, Challenge, Proof
+from skerry.wire.frames import Attach, Attached, Challenge, Instruct, Proof
 from skerry.wire.handshake import Credentials
 
 SYNCER_NONCE, LEARNER_NONCE, SESSION = b"s" * 32, b"l" * 32, b"i" * 16
@@ -111,3 +111,20 @@ def test_an_empty_token_is_none_at_all_and_a_token_is_never_shown():
     with pytest.raises(WireError, match="empty"):
         Credentials(b" \n", 1)
     assert "right" not in repr(Credentials(b"right", 1))
+
+
+def test_an_order_is_proved_as_a_whole_and_by_the_admins_token_alone():
+    admin, learner = Credentials(b"admin", 1), Credentials(b"learner", 1)
+    heard = handshake.challenge(learner, SYNCER_NONCE)
+    said = handshake.instruction(admin, LEARNER_NONCE, heard, b"order")
+    assert handshake.refusal(admin, SYNCER_NONCE, said) is None
+    for wrong in (
+        handshake.instruction(learner, LEARNER_NONCE, heard, b"order"),
+        Instruct(said.protocol, said.nonce, said.mac, b"other"),  # another on the way
+        Instruct(said.protocol, b"x" * 32, said.mac, b"order"),
+        Instruct(said.protocol, said.nonce, b"", b"order"),
+        Instruct(said.protocol, said.nonce, handshake.inquiry(admin, LEARNER_NONCE, heard).mac, b""),
+    ):
+        denied = handshake.refusal(admin, SYNCER_NONCE, wrong)
+        assert denied is not None and denied.final and "the learners' token gives no order" in denied.reason
+    assert handshake.refusal(admin, b"z" * 32, said) is not None, "it was said before, to another challenge"

@@ -11,19 +11,26 @@ from skerry.errors import NoAnswer
 from skerry.wire.frames import Attached, Challenge, Denied, encode
 from skerry.wire.handshake import HANDSHAKE
 from skerry.wire.inquiry import ask_status
-from skerry.wire.tcp import Server
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox, Opened
+from wire.certificates import learner_tls, syncer_tls
 
 RECORD = b'{"run":"here"}'
 
 
+@pytest.fixture(params=["plain", "tls"])
+def tls(request):
+    """What the syncer has, and who asks it."""
+    return (syncer_tls(), learner_tls()) if request.param == "tls" else (None, None)
+
+
 @pytest.fixture
-def server():
+def server(tls):
     """Makes servers, the last argument being how many events their node leaves unread before its inbox is full."""
     with contextlib.ExitStack() as stack:
 
         def make(token=None, bound=100, record=RECORD):
-            made = Server("127.0.0.1", 0, token, Inbox(bound), lambda message: 0)
+            made = Server("127.0.0.1", 0, token, Inbox(bound), lambda message: 0, tls=tls[0])
             stack.callback(made.close)
             if record:
                 made.show(record)
@@ -55,6 +62,11 @@ def impostor():
         yield make
 
 
+@pytest.fixture
+def ask(tls):
+    return lambda port, token=None: ask_status("127.0.0.1", port, token, tls=tls[1])
+
+
 def refusal(port, token=None, **options):
     with pytest.raises(NoAnswer) as error:
         ask_status("127.0.0.1", port, token, **options)
@@ -64,20 +76,20 @@ def refusal(port, token=None, **options):
 
 
 @pytest.mark.parametrize("token", [None, b"right"])
-def test_who_holds_the_token_is_told(server, token):
-    status = ask_status("127.0.0.1", server(token).port, token)
+def test_who_holds_the_token_is_told(server, ask, token):
+    status = ask(server(token).port, token)
     assert status.record == RECORD and 0 <= status.age_s < 60
 
 
-def test_a_status_of_any_size_is_told(server):
-    assert ask_status("127.0.0.1", server(record=RECORD * 100_000).port, None).record == RECORD * 100_000
+def test_a_status_of_any_size_is_told(server, ask):
+    assert ask(server(record=RECORD * 100_000).port).record == RECORD * 100_000
 
 
-def test_it_comes_however_much_the_node_has_left_unread(server):
+def test_it_comes_however_much_the_node_has_left_unread(server, ask):
     made = server(bound=1)
     made._inbox.put(Opened(0, "somebody"))
     for _ in range(3):
-        assert ask_status("127.0.0.1", made.port, None).record == RECORD
+        assert ask(made.port).record == RECORD
     assert made._inbox.get_nowait() == Opened(0, "somebody") and made._inbox.empty()  # no peer came of it
 
 
@@ -85,8 +97,8 @@ def test_it_comes_however_much_the_node_has_left_unread(server):
     ("theirs", "ours", "says"),
     [(b"right", b"wrong", "wrong token"), (b"right", None, "requires a token"), (None, b"right", "has no token")],
 )
-def test_who_does_not_hold_it_is_told_that(server, theirs, ours, says):
-    line = refusal(server(theirs).port, ours)
+def test_who_does_not_hold_it_is_told_that(server, tls, theirs, ours, says):
+    line = refusal(server(theirs).port, ours, tls=tls[1])
     assert says in line and "here" not in line and "right" not in line
 
 
@@ -95,8 +107,8 @@ def test_a_syncer_that_does_not_hold_it_is_not_believed(impostor):
     assert "does not hold the token" in refusal(impostor(challenge, attached + encode(Status(RECORD, 0.0))), b"right")
 
 
-def test_one_that_has_none_yet_says_so(server):
-    assert "no status yet: it is starting" in refusal(server(record=b"").port)
+def test_one_that_has_none_yet_says_so(server, tls):
+    assert "no status yet: it is starting" in refusal(server(record=b"").port, tls=tls[1])
 
 
 def test_one_that_does_not_know_the_question_is_too_old(impostor):

@@ -5,6 +5,7 @@ import errno
 import logging
 import queue
 import socket
+import ssl
 import threading
 import time
 import types
@@ -15,7 +16,11 @@ import pytest
 from e2e.processes import until
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
 from skerry.errors import WireError
-from skerry.wire import frames, handshake, tcp
+from skerry.wire import client as client_module
+from skerry.wire import frames, handshake, quotas
+from skerry.wire import server as server_module
+from skerry.wire.client import Client
+from skerry.wire.connection import SMALL_BYTES
 from skerry.wire.frames import (
     Attached,
     Challenge,
@@ -29,8 +34,9 @@ from skerry.wire.frames import (
 from skerry.wire.handshake import HANDSHAKE, Credentials
 from skerry.wire.peer import Peer
 from skerry.wire.repeats import Repeats
-from skerry.wire.tcp import Client, Server
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox, Lost, Opened, Received, Sent
+from wire.certificates import learner_tls, syncer_tls
 from wire.samples import sample
 
 WAIT_S = 60
@@ -41,37 +47,49 @@ HELLO = sample(Hello, protocol=PROTOCOL, learner="fern")
 PULL = sample(Pull, fragment=3)
 
 
-@pytest.fixture
-def net():
-    """Makes endpoints and plain sockets, and closes them all."""
+@pytest.fixture(params=["plain", "tls"])
+def net(request):
+    """Makes endpoints and sockets, all of them with TLS or none, and closes them all."""
     with contextlib.ExitStack() as stack:
-        yield Net(stack)
+        yield Net(stack, request.param == "tls")
 
 
 class Net:
-    def __init__(self, stack):
-        self._stack = stack
+    def __init__(self, stack, has_tls):
+        self._stack, self.has_tls = stack, has_tls
 
     def server(self, host="127.0.0.1", port=0, token=None, bound=10_000, **options):
         inbox = Inbox(bound)
+        options = ({"tls": syncer_tls()} if self.has_tls else {}) | options
         server = Server(host, port, token, inbox, lambda m: m.to_tokens, **options)
         self._stack.callback(server.close)
         return server, inbox
 
     def client(self, port, host="127.0.0.1", token=None, bound=10_000, **options):
         inbox = Inbox(bound)
+        options = ({"tls": learner_tls()} if self.has_tls else {}) | options
         client = Client(host, port, token, inbox, lambda m: m.version, **({"jitter": lambda: 0.0} | options))
         self._stack.callback(client.close)
         return client, inbox
 
     def dial(self, port):
-        sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
-        self._stack.callback(sock.close)
-        return sock
+        sock = self.dial_bare(port)
+        return self._closed(learner_tls().dialled(sock)) if self.has_tls else sock
 
     def listen(self):
-        sock = socket.create_server(("127.0.0.1", 0))
+        sock = self.listen_bare()
+        context = syncer_tls()._context
+        return self._closed(context.wrap_socket(sock, server_side=True)) if self.has_tls else sock
+
+    def dial_bare(self, port):
+        return self._closed(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
+
+    def listen_bare(self):
+        sock = self._closed(socket.create_server(("127.0.0.1", 0)))
         sock.settimeout(WAIT_S)
+        return sock
+
+    def _closed(self, sock):
         self._stack.callback(sock.close)
         return sock
 
@@ -112,7 +130,7 @@ def read_handshake(sock, dialect):
 def read_to_end(sock):
     """What is left on a plain socket until the other side closes it."""
     data = b""
-    with contextlib.suppress(ConnectionResetError):
+    with contextlib.suppress(ConnectionResetError, ssl.SSLError):
         while more := sock.recv(65536):
             data += more
     return data
@@ -192,11 +210,13 @@ def test_a_learner_does_not_talk_to_a_syncer_that_lacks_the_token(net):
     assert inbox.empty() and "does not hold the token" in client.trouble
 
 
-def test_without_a_token_only_loopback_is_served(net):
+def test_beyond_loopback_there_is_tls_or_somebody_says_insecure_and_has_a_token(net):
     for host in ("0.0.0.0", "", "::"):
+        with pytest.raises(WireError, match=r"skerry keys issue RUN NAME, or say --insecure .* 127\.0\.0\.1"):
+            net.server(host, token=b"right", tls=None)
         with pytest.raises(WireError, match=r"pass --token-file, or listen on 127\.0\.0\.1"):
-            net.server(host)
-    server, inbox = net.server("0.0.0.0", token=b"right")
+            net.server(host, tls=None, insecure=True)
+    server, inbox = net.server("0.0.0.0", token=b"right", insecure=not net.has_tls)
     check_works(server, inbox, *net.client(server.port, token=b"right"))
     with pytest.raises(WireError, match="empty"):
         net.server(token=b" \n")
@@ -211,7 +231,7 @@ def test_a_port_in_use_is_named(net):
 def test_bad_addresses_are_one_line(net):
     for host, port in (("127.0.0.1", 70000), ("no.such.host.invalid", 0), ("192.0.2.1", 0)):
         with pytest.raises(WireError) as caught:
-            net.server(host, port, token=b"right")
+            net.server(host, port, token=b"right", insecure=True)
         assert "\n" not in str(caught.value)
     for host, port in (("", 1), ("127.0.0.1", 0), ("127.0.0.1", 70000)):
         with pytest.raises(WireError):
@@ -267,6 +287,8 @@ def test_junk_on_the_port_is_answered_and_harms_nobody(net, name):
     sock.sendall(junk()[name])
     denied = read_handshake(sock, LEARNER)
     assert isinstance(denied, Denied) and not denied.final and denied.reason.isprintable()
+    if net.has_tls:
+        sock = sock.unwrap()
     sock.shutdown(socket.SHUT_WR)
     assert read_to_end(sock) == b""
     good[0].send(at_client, HELLO)
@@ -321,7 +343,7 @@ def test_a_connection_that_never_shakes_hands_is_closed(net):
 
 def test_silent_strangers_do_not_keep_learners_out(net):
     server, inbox = net.server()
-    strangers = [net.dial(server.port) for _ in range(tcp.STRANGERS_MAX + 10)]
+    strangers = [net.dial(server.port) for _ in range(quotas.STRANGERS_MAX + 10)]
     check_works(server, inbox, *net.client(server.port))
     for oldest in strangers[:10]:
         read_to_end(oldest)
@@ -392,14 +414,14 @@ class Relay:
 
     def __init__(self, net, port):
         self._net, self._target = net, port
-        self._listener = net.listen()
+        self._listener = net.listen_bare()
         self.port = self._listener.getsockname()[1]
         self.frozen = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
         for _ in range(2):  # a control and a bulk connection
-            left, right = self._listener.accept()[0], self._net.dial(self._target)
+            left, right = self._listener.accept()[0], self._net.dial_bare(self._target)
             threading.Thread(target=self._pump, args=(left, right), daemon=True).start()
             threading.Thread(target=self._pump, args=(right, left), daemon=True).start()
 
@@ -500,18 +522,21 @@ def test_a_full_inbox_holds_the_sender_back_and_nothing_is_lost(net):
 
 
 def test_control_that_fills_the_inbox_does_not_keep_bulk_out(net):
+    """A read takes messages by the hundred; after one that left no room for bulk, bulk is read first."""
     server, inbox = net.server(bound=2)
     client, client_inbox = net.client(server.port)
     at_client = expect(client_inbox, Opened).peer
-    for number in range(300):
+    before = client.bytes_out
+    for number in range(1000):
         client.send(at_client, sample(Report, number=number), tag=number)
     client.send(at_client, sample(Contribution, to_tokens=1000), bytes(1000), tag="bulk")
-    tags = {expect(client_inbox, Sent).tag for _ in range(301)}
+    tags = {expect(client_inbox, Sent).tag for _ in range(1001)}
     assert "bulk" in tags and inbox.full(), "all is on its way, and nothing of it was taken"
+    in_a_read = 1 + 1000 * SMALL_BYTES // (client.bytes_out - before - 2000)
     expect(inbox, Opened)
-    events = [expect(inbox, Received) for _ in range(301)]
-    assert [event.payload is not None for event in events].index(True) < 100
-    assert [event.message.number for event in events if event.payload is None] == list(range(300))
+    events = [expect(inbox, Received) for _ in range(1001)]
+    assert [event.payload is not None for event in events].index(True) <= 3 * in_a_read < 500
+    assert [event.message.number for event in events if event.payload is None] == list(range(1000))
 
 
 def expect_within(inbox, seconds):
@@ -524,8 +549,8 @@ def test_a_peer_that_never_reads_is_dropped_when_messages_for_it_pile_up(net):
     server, inbox = net.server(queue_bytes_max=4 * MIB)
     net.client(server.port, bound=1)  # never reads: its inbox stays full
     peer = expect(inbox, Opened).peer
-    for _ in range(40):
-        server.send(peer, Refused("x" * MIB))
+    for _ in range(40 * 64):
+        server.send(peer, Refused("x" * (16 << 10)))
     lost = expect(inbox, Lost)
     assert lost.peer == peer and "reads too slowly" in lost.reason
 
@@ -543,9 +568,9 @@ def test_a_slow_reader_of_large_payloads_is_not_dropped(net):
 
 def test_no_more_payloads_are_read_than_fit_the_inbox_and_control_goes_on(net):
     """Nobody takes anything out: the bytes stop, messages do not, and a silence that is ours is forgiven."""
-    server, inbox = net.server(heartbeat_s=0.05, timeout_s=0.15, streams=2)
+    server, inbox = net.server(heartbeat_s=0.1, timeout_s=0.5, streams=2)
     inbox.bytes_max = 5 * MIB
-    client, client_inbox = net.client(server.port, heartbeat_s=0.05, timeout_s=0.15)
+    client, client_inbox = net.client(server.port, heartbeat_s=0.1, timeout_s=0.5)
     peer, at_client = check_works(server, inbox, client, client_inbox)
     for number in range(40):
         client.send(at_client, sample(Contribution, to_tokens=MIB, seq=number), bytes(MIB), lane=number)
@@ -553,7 +578,7 @@ def test_no_more_payloads_are_read_than_fit_the_inbox_and_control_goes_on(net):
     reports = [sample(Report, number=number) for number in range(50)]
     for report in reports:
         client.send(at_client, report)
-        time.sleep(0.02)  # not a wait for anything: together longer than any silence would be borne
+        time.sleep(0.03)  # not a wait for anything: together longer than any silence would be borne
     taken = [expect(inbox, Received) for _ in range(inbox.qsize())]
     assert [event.message for event in taken if event.payload is None] == reports
     payloads = [event.message.seq for event in taken if event.payload is not None]
@@ -596,9 +621,9 @@ def test_payloads_of_one_lane_keep_their_order_over_any_number_of_streams(net):
     for number in range(60):
         size = 1 + (number * 7919) % MIB
         client.send(at_client, sample(Contribution, to_tokens=size, seq=number), bytes(size), lane=number % 5)
-        server.send(at_server, sample(Publication, version=size, progress=number), bytes(size), lane=number % 5)
+        server.send(at_server, sample(Publication, version=size, settled_step=number), bytes(size), lane=number % 5)
     up = [expect(inbox, Received).message.seq for _ in range(60)]
-    down = [int(expect(client_inbox, Received).message.progress) for _ in range(60)]
+    down = [expect(client_inbox, Received).message.settled_step for _ in range(60)]
     for lane in range(5):
         ordered = list(range(lane, 60, 5))
         assert [number for number in up if number % 5 == lane] == ordered
@@ -720,7 +745,7 @@ def test_a_bug_in_the_io_thread_surfaces_at_the_next_send(net):
         raise KeyError("fragment 7")
 
     inbox = Inbox(10)
-    server = Server("127.0.0.1", 0, None, inbox, broken)
+    server = Server("127.0.0.1", 0, None, inbox, broken, tls=syncer_tls() if net.has_tls else None)
     client, client_inbox = net.client(server.port)
     at_server, at_client = check_works(server, inbox, client, client_inbox)
     client.send(at_client, sample(Contribution, to_tokens=1), b"x")
@@ -731,7 +756,7 @@ def test_a_bug_in_the_io_thread_surfaces_at_the_next_send(net):
 
 
 def test_running_out_of_sockets_pauses_accepting(net, monkeypatch):
-    monkeypatch.setattr(tcp, "ACCEPT_PAUSE_S", 0.05)
+    monkeypatch.setattr(server_module, "ACCEPT_PAUSE_S", 0.05)
     server, inbox = net.server()
     server._listener, real = Exhausted(server._listener, 3), server._listener
     check_works(server, inbox, *net.client(server.port))
@@ -753,6 +778,13 @@ class Exhausted:
     def __getattr__(self, name):
         return getattr(self._listener, name)
 
+    def __eq__(self, other):
+        """The loop watches it as the socket that it stands for."""
+        return other is self or other is self._listener
+
+    def __hash__(self):
+        return hash(self._listener)
+
 
 # ---------------------------------------------------------------------------------------------- dialling, and the log
 
@@ -767,9 +799,9 @@ def free_port(net):
 
 
 def test_the_wait_between_dials_doubles_to_a_cap_and_is_jittered_by_half():
-    assert [tcp.redial_s(failures, 1.0) for failures in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
-    assert tcp.redial_s(10_000, 1.0) == tcp.REDIAL_S_MAX
-    assert tcp.redial_s(3, 0.0) == 0.4
+    assert [client_module.redial_s(failures, 1.0) for failures in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    assert client_module.redial_s(10_000, 1.0) == client_module.REDIAL_S_MAX
+    assert client_module.redial_s(3, 0.0) == 0.4
 
 
 def test_closing_a_client_neither_dials_nor_says_so(net, caplog):
@@ -858,3 +890,21 @@ def test_a_syncer_that_stays_away_is_logged_once_in_a_while(net, caplog):
 def wait_for(waits, count):
     for _ in range(count):
         waits.get(timeout=WAIT_S)
+
+
+def test_a_client_with_a_file_finds_a_syncer_that_came_up_elsewhere(net, tmp_path):
+    """The file is read at each dialling: while there is none, while it says nothing, and when it says another port."""
+    file = tmp_path / "a, b:c"
+    client, inbox = net.client(7077, host=f"@{file}")
+    until(lambda: "no such file" in client.trouble, "a look at the file")
+    file.write_text("soon\n")
+    until(lambda: "says no host:port" in client.trouble, "a look into it")
+    first, _ = net.server()
+    file.write_text(f"127.0.0.1:{first.port}\n")
+    assert isinstance(inbox.get(timeout=WAIT_S), Opened)
+    second, _ = net.server()
+    file.write_text(f"127.0.0.1:{second.port}\n")
+    first.close()
+    assert isinstance(inbox.get(timeout=WAIT_S), Lost)
+    assert isinstance(inbox.get(timeout=WAIT_S), Opened) and not client.trouble
+    assert client.address == f"@{file}"

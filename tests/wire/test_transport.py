@@ -5,9 +5,11 @@ import random
 import pytest
 
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Pull, Refused, Report
+from skerry.wire.client import Client
 from skerry.wire.frames import CHUNK_BYTES, learner_dialect, syncer_dialect
-from skerry.wire.tcp import Client, Server
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox, Lost, MemoryEndpoint, Opened, Received, Sent, join
+from wire.certificates import learner_tls, syncer_tls
 from wire.samples import sample
 
 WAIT_S = 60
@@ -39,9 +41,11 @@ class Pair:
             self.client = MemoryEndpoint(self.client_inbox, learner_dialect(lambda m: m.version))
             join(self.server, self.client)
         else:
-            token = b"secret" if kind == "tcp with token" else None
-            self.server = Server("127.0.0.1", 0, token, self.server_inbox, lambda m: m.to_tokens)
-            self.client = Client("127.0.0.1", self.server.port, token, self.client_inbox, lambda m: m.version)
+            token = b"secret" if "token" in kind else None
+            ours, theirs = (syncer_tls(), learner_tls()) if "tls" in kind else (None, None)
+            self.server = Server("127.0.0.1", 0, token, self.server_inbox, lambda m: m.to_tokens, tls=ours)
+            where = ("127.0.0.1", self.server.port, token)
+            self.client = Client(*where, self.client_inbox, lambda m: m.version, tls=theirs)
         self.at_server = self.at_server_event(Opened).peer
         self.at_client = self.at_client_event(Opened).peer
 
@@ -58,7 +62,7 @@ def expect(inbox, kind):
     return event
 
 
-@pytest.fixture(params=["memory", "tcp", "tcp with token"])
+@pytest.fixture(params=["memory", "tcp", "tcp with token", "tls", "tls with token"])
 def pair(request):
     pair = Pair(request.param)
     yield pair

@@ -14,13 +14,13 @@ from typing import Any, Protocol, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from skerry.adapters.learner import BaseLearner, Options
 from skerry.algo.fragments import F32, Fragment, Layout, Slot, Tensor, layout_of, parts
 from skerry.errors import ModelError
 from skerry.node.cells import Cell
 from skerry.run.genesis import METADATA
+from skerry.run.tensors import entry_of, head_of, written
 from skerry.shell.learner import node_kind
 
 
@@ -142,7 +142,8 @@ class ArrayLearner(BaseLearner):
         super().__init__(syncer, **options)
         if self._has_syncer:
             layout = layout_of_arrays(arrays, embeddings)
-            self._join(layout, ByElements(NumpyElements(arrays, on_reset)), node_kind(node))
+            with self._claimed(arrays):
+                self._join(layout, ByElements(NumpyElements(arrays, on_reset)), node_kind(node))
 
 
 def layout_of_arrays(arrays: Mapping[str, Any], embeddings: Iterable[str] = ()) -> Layout:
@@ -185,5 +186,9 @@ def save_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: str | Path, embedd
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise ValueError(f"array {name} holds values that are not finite: no run begins with those")
-    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    save_file(contiguous, str(path), {METADATA: json.dumps({"embeddings": sorted(named)})})
+    entries = [entry_of(name, "F32", array.shape) for name, array in arrays.items()]
+    head, placed = head_of(entries, {METADATA: json.dumps({"embeddings": sorted(named)})})
+    with written(Path(path)) as file:
+        file.write(head)
+        for name in placed:
+            file.write(np.ascontiguousarray(arrays[name]).data)

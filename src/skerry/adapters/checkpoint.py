@@ -19,15 +19,18 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from skerry.errors import ConfigError, ModelError
+from skerry.disk import sync_folder
+from skerry.errors import ConfigError, ModelError, one_line
 
 EVERY_S = 60.0  # what a kill may cost an optimizer that remembers a thousand steps
 FORMAT = 1
@@ -82,8 +85,10 @@ class Checkpoint:
         self._taken_at = time.monotonic()
         self._writer: threading.Thread | None = None
         self._trouble: BaseException | None = None
+        self._said: tuple[str, Any] | None = None  # of what goes wrong
         self._owner = os.getpid()
-        self._state()  # what cannot be kept is refused now
+        self._state()  # what cannot be kept is refused now,
+        self._has_looked = False  # or once an optimizer has taken its first step, and has a state
         for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}.tmp"):
             shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while it wrote
 
@@ -108,9 +113,21 @@ class Checkpoint:
 
     def look(self) -> None:
         """At a step boundary: take one if it is time, unless the last is still being written."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._refuse()
         is_writing = self._writer is not None and self._writer.is_alive()
         if time.monotonic() - self._taken_at >= self._every_s and not is_writing:
             self.take()
+
+    def _refuse(self) -> None:
+        """What cannot be kept, by its name; whatever else goes wrong with a state is said when it is taken."""
+        try:
+            self._state()
+        except ConfigError:
+            raise
+        except Exception:
+            log.debug("checkpoint %s: no state", self.path, exc_info=True)
 
     def take(self) -> None:
         """Copy everything, and have it written, by the process that it is of; training goes on if that cannot be."""
@@ -128,18 +145,25 @@ class Checkpoint:
         self._writer.start()
 
     def wait(self) -> None:
-        """Until the last is written; what went wrong with it is said."""
+        """Until the last is written; what went wrong with it is said, once for as long as it does."""
         if os.getpid() != self._owner:
             return  # the thread is not there in a fork
-        if self._writer is not None:
-            self._writer.join()
-        if self._trouble is not None:
-            trouble, self._trouble = self._trouble, None
+        if self._writer is None:
+            return
+        self._writer.join()
+        trouble, self._writer, self._trouble = self._trouble, None, None
+        if trouble is not None:
             self._say(trouble)
+        elif self._said:
+            log.warning("checkpoint %s is written again", self.path)
+            self._said = None
 
     def _say(self, trouble: BaseException) -> None:
-        why = f"{type(trouble).__name__}: {trouble}"
-        log.warning("checkpoint %s could not be written (%s); the one before it stays", self.path, why)
+        kind, number = type(trouble).__name__, getattr(trouble, "errno", "")  # its text has a name that is drawn anew
+        if (kind, number) != self._said:
+            why, after = f"{kind}: {one_line(str(trouble))}", "the one before it stays, and it is tried again"
+            log.warning("checkpoint %s could not be written (%s); %s", self.path, why, after)
+        self._said = kind, number
 
     @property
     def _kinds(self) -> dict[str, list[str]]:
@@ -161,8 +185,10 @@ class Checkpoint:
             host = {name: tensors.pop(name).cpu().contiguous() for name in list(tensors)}
             save_file(host, folder / "state", {METADATA: json.dumps({"format": FORMAT, **told})})
             with (folder / "state").open("rb") as file:
+                os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o755)  # whatever the umask lets others do
                 os.fsync(file.fileno())
             (folder / "state").replace(self.path)
+            sync_folder(self.path.parent)
         except Exception as error:
             self._trouble = error
         shutil.rmtree(folder, ignore_errors=True)
@@ -193,6 +219,11 @@ def _apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             f"checkpoint: {path} is sharded, which a checkpoint cannot keep: save it with torch.distributed.checkpoint"
         )
     if isinstance(value, torch.Tensor):
+        if odd := _oddity(value):
+            raise ConfigError(
+                f"checkpoint: {path} is {odd}, which a checkpoint cannot keep: use an optimizer whose state is dense "
+                "and of usual types, or leave checkpoint out and save it yourself"
+            )
         name = f"{len(tensors)}.{path}"  # the number, for two paths may read alike
         tensors[name] = value
         return {TENSOR: name}
@@ -208,6 +239,25 @@ def _apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         f"checkpoint: {path} is a {type(value).__name__}, which a checkpoint cannot keep: numbers, strings, tensors, "
         "lists and dicts can be"
     )
+
+
+def _oddity(tensor: torch.Tensor) -> str:
+    """What about it a safetensors file has no way to say; empty if there is nothing."""
+    if is_traceable_wrapper_subclass(tensor):
+        return f"a {type(tensor).__name__}"
+    if tensor.layout != torch.strided:
+        return f"{tensor.layout}".removeprefix("torch.")
+    return "" if _is_known(tensor.dtype) else f"{tensor.dtype}".removeprefix("torch.")
+
+
+@cache
+def _is_known(dtype: torch.dtype) -> bool:
+    """By the library that is installed: later ones know more."""
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # a KeyError, or torch's own that it cannot be copied
+        return False
+    return True
 
 
 def _joined(told: Any, tensors: dict[str, torch.Tensor]) -> Any:

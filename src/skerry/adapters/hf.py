@@ -38,7 +38,7 @@ class Callback(TrainerCallback):
         self._life = ExitStack()
         self._syncer, self._follow_rate, self._options = syncer, follow_rate, options
         self._tokens: Tokens | None = None
-        self._loss = 0.0
+        self._loss = self._grad_norm = 0.0
 
     def on_train_begin(
         self,
@@ -86,7 +86,7 @@ class Callback(TrainerCallback):
             )
         if getattr(optimizer, "step_was_skipped", False):  # by the gradients' scaler: nothing was learned
             return
-        if not self.learner.step(tokens, self._loss):
+        if not self.learner.step(tokens, self._loss, self._grad_norm):
             control.should_training_stop = True
 
     def on_log(
@@ -99,6 +99,8 @@ class Callback(TrainerCallback):
         **_: Any,
     ) -> None:
         self._loss = logs.get("loss", self._loss)
+        norm = logs.get("grad_norm", self._grad_norm)
+        self._grad_norm = norm if isinstance(norm, float) else 0.0  # some versions leave it on the device
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._life.close()

@@ -47,7 +47,10 @@ class JaxElements:
         if self._attached.keys() != self.leaves.keys():
             name = min(self._attached.keys() ^ self.leaves.keys())
             is_gone = name in self._attached
-            raise ModelError(f"parameter {name} is {'gone' if is_gone else 'there'} since the parameters were attached")
+            what = "gone" if is_gone else "there"
+            raise ModelError(
+                f"parameter {name} is {what} since the parameters were attached: step with the same pytree"
+            )
 
     @property
     def params(self) -> PyTree:
@@ -57,7 +60,9 @@ class JaxElements:
         for name in names:
             array = self.leaves[name]
             if why := changed(array.shape, self._attached[name]) or _unfit(array):
-                raise ModelError(f"parameter {name} {why}, which it was not when it was attached")
+                raise ModelError(
+                    f"parameter {name} {why}, which it was not when it was attached: step with the same pytree"
+                )
 
     def read(self, name: str, start: int, out: F32) -> None:
         array = self.leaves[name]
@@ -125,13 +130,15 @@ class Learner(BaseLearner):
         """At the last step the model was set to what it did not learn itself: begin the optimizer's state anew."""
         return self._elements is not None and self._elements.was_reset
 
-    def step(self, params: PyTree, tokens: int, loss: float = 0.0) -> PyTree:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, params: PyTree, tokens: int, loss: float = 0.0, grad_norm: float = 0.0
+    ) -> PyTree:
         """Call after each step, with its parameters; go on with what it returns, while `is_running`."""
         self._params = params
         if self._elements is not None:
             self._elements.hold(params)
             self._elements.was_reset = False
-        super().step(tokens, loss)
+        super().step(tokens, loss, grad_norm)
         return self.params
 
 

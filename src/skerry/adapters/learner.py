@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral, Real
@@ -20,19 +20,22 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, TypedDict
 
 from skerry import config as configs
+from skerry.adapters.claims import Claim
+from skerry.adapters.metrics import Metrics, OnMetrics
 from skerry.algo.fragments import Layout
 from skerry.errors import ConfigError, ModelError
 from skerry.node.training import Carrier
-from skerry.shell.address import parse_addresses, read_token
+from skerry.shell.address import parse_addresses
 from skerry.shell.beside import Kind
 from skerry.shell.home import Home
-from skerry.shell.learner import Handover, LearnerShell, Standing, join_timeout, learner_name
+from skerry.shell.identity import check_private, identity
+from skerry.shell.learner import Handover, LearnerShell, Standing, join_timeout
 from skerry.shell.signals import Notice
 
 JOIN_TIMEOUT_S = 300.0  # longer than a syncer takes to come back, shorter than anyone watches a loop that stands
 TOKENS_MAX = 1 << 40  # of one step: more is a slip of the pen
 VARIABLES = tuple(
-    f"SKERRY_{word}" for word in ("SYNCER", "NAME", "TOKEN_FILE", "JOIN_TIMEOUT_S", "NODE", "STATE")
+    f"SKERRY_{word}" for word in ("SYNCER", "NAME", "KEY_FILE", "TOKEN_FILE", "JOIN_TIMEOUT_S", "NODE", "STATE")
 )  # of the environment, that a learner reads
 
 log = logging.getLogger("skerry.learner")
@@ -49,10 +52,12 @@ class Place(Protocol):
     """What a loop takes its steps through."""
 
     home: Home | None
+    speaks: bool  # for its learner, of which it may be one of several processes,
+    is_called_away: bool  # and another of them was told to leave
     leaves_alone: bool  # else its wish to leave is one of several processes', which all leave at one boundary
 
     def start(self, join_timeout_s: float) -> None: ...
-    def step(self, tokens: int, loss: float) -> bool: ...
+    def step(self, tokens: int, loss: float, grad_norm: float) -> bool: ...
     def close(self, timeout_s: float | None = None) -> Handover: ...
     @property
     def is_running(self) -> bool: ...
@@ -66,13 +71,16 @@ class Options(TypedDict, total=False):
     """What every adapter's learner can be told; each has its meaning in `BaseLearner`."""
 
     name: str | None
+    key_file: str | Path | None
     token_file: str | Path | None
+    insecure: bool
     join_timeout_s: float | None
     leave_timeout_s: float | None
     required: bool
     wait: bool
     on_sigterm: Literal["leave"] | None
     is_wanted: Callable[[], bool]
+    on_metrics: OnMetrics | None
 
 
 class BaseLearner:
@@ -80,7 +88,10 @@ class BaseLearner:
 
     `syncer` is "host:port" or "skerry://host:port", or several with commas between them, which are tried in turn
     (default: the environment's SKERRY_SYNCER); with `required` it is an error that there is none. `name` identifies
-    the learner over restarts (SKERRY_NAME); the shared token is read from `token_file` (SKERRY_TOKEN_FILE).
+    the learner over restarts (SKERRY_NAME); from another machine than the syncer's it is proved by `key_file`
+    (SKERRY_KEY_FILE), which says the name too, or where that has no keys by a shared secret, `token_file`
+    (SKERRY_TOKEN_FILE). Without a key another machine is dialled only if `insecure` (SKERRY_INSECURE=1) says so, as
+    inside a VPN: what is sent can be read and changed on the way.
 
     The constructor returns once the model holds the run's current values, or with `wait` = False at once: then
     `wait_for_start` waits for that, or the first step. If no syncer takes it in for `join_timeout_s`
@@ -91,6 +102,8 @@ class BaseLearner:
     `with` hands over what is left, and then the process ends as the signal would have ended it. A second signal does
     so at once. With `on_sigterm` = None, or where the program has handlers of its own, signals are its own matter.
     To hand over may take `leave_timeout_s` (default: what the run's `learner.leave_timeout_s` says).
+
+    `on_metrics` is called in `step`, once a second at most, with a small dict for a dashboard (`adapters/metrics.py`).
     """
 
     def __init__(
@@ -98,22 +111,27 @@ class BaseLearner:
         syncer: str | None = None,
         *,
         name: str | None = None,
+        key_file: str | Path | None = None,
         token_file: str | Path | None = None,
+        insecure: bool = False,
         join_timeout_s: float | None = None,
         leave_timeout_s: float | None = None,
         required: bool = False,
         wait: bool = True,
         on_sigterm: Literal["leave"] | None = "leave",
         is_wanted: Callable[[], bool] = lambda: True,
+        on_metrics: OnMetrics | None = None,
     ) -> None:
         self._address = address_given(syncer, required)
         self._name, self._is_wanted, self._waits = name, is_wanted, wait
-        self._token_file = token_file or os.environ.get("SKERRY_TOKEN_FILE")
+        self._secrets, self._insecure = (token_file, key_file), insecure
         self._join_timeout_s = join_timeout(join_timeout_s, JOIN_TIMEOUT_S) if self._address else 0.0
         self._leave_timeout_s = leave_timeout_s
+        self._metrics = Metrics(on_metrics) if on_metrics is not None else None
         self._notice = Notice() if _is_leaving(on_sigterm) else None
         self._place: Place | None = None
         self._attachment: Attachment | None = None
+        self._claim: Claim | None = None
         self._refusal: ModelError | None = None
         self._has_started = self._is_closed = False
 
@@ -122,23 +140,40 @@ class BaseLearner:
         """An address was given: this loop is to be a learner."""
         return bool(self._address)
 
+    @contextmanager
+    def _claimed(self, tensors: Mapping[str, object]) -> Iterator[None]:
+        """These are this learner's until it is closed, if what is done in here succeeds."""
+        self._claim = Claim(tensors)
+        try:
+            yield
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        if self._claim is not None:
+            self._claim.let_go()
+
     def _join(self, layout: Layout, attachment: Attachment, node: Kind, home: Home | None = None) -> None:
         """As the learner of one process, with its node half there, and its arrays."""
         self._take(self._shell(layout, attachment, node, home), attachment)
 
     def _shell(self, layout: Layout, carrier: Carrier, node: Kind, home: Home | None = None) -> LearnerShell:
-        (host, port), *others = parse_addresses(self._address)
+        (host, port), *others = addresses = parse_addresses(self._address)
+        who = identity(self._name, *self._secrets)
+        check_private(addresses, who.key_file, self._insecure)
         return LearnerShell(
-            learner_name(self._name or os.environ.get("SKERRY_NAME")),
+            who.name,
             layout,
             carrier,
             host,
             port,
-            read_token(self._token_file) if self._token_file else None,
+            who.token,
             node,
             home,
             lambda: self._is_wanted() and not self._is_told_to_leave,
             tuple(others),
+            who.key_file,
         )
 
     def _take(self, place: Place, attachment: Attachment) -> None:
@@ -156,6 +191,7 @@ class BaseLearner:
         except BaseException:
             self._is_closed = True
             self._place.close(timeout_s=0.0)
+            self._let_go()
             raise
         self._has_started = True
 
@@ -169,19 +205,25 @@ class BaseLearner:
                 self._notice.obey()
             raise
 
-    def step(self, tokens: int, loss: float = 0.0) -> bool:
+    def step(self, tokens: int, loss: float = 0.0, grad_norm: float = 0.0) -> bool:
         """Call after each optimizer step; never waits for the network. False once no more steps are wanted."""
+        going = self._step(tokens, loss, grad_norm)
+        if self._metrics is not None and self._tells:
+            self._metrics.stepped(tokens, loss, self.status)
+        return going
+
+    def _step(self, tokens: int, loss: float, grad_norm: float) -> bool:
         if self._is_closed:
             raise RuntimeError("step() after close(): attach the model to another skerry.Learner to go on")
         if self._place is None:
             return not self._leaves
         if self._refusal is not None:
             raise self._refusal
-        count, loss = _tokens(tokens), _loss(loss)
+        count, loss, grad_norm = _tokens(tokens), _real("loss", loss), _real("grad_norm", grad_norm)
         self.wait_for_start()
         try:
             with self._obeying():
-                return self._place.step(count, loss) and not self._leaves
+                return self._place.step(count, loss, grad_norm) and not self._leaves
         except ModelError as error:
             self._refusal = error
             raise
@@ -197,7 +239,10 @@ class BaseLearner:
         change = self._attachment.let_go()
         if change and self._refusal is None:
             log.warning("%s; it does not get the run's last values", change)
-        return self._place.close(self._leave_timeout_s)
+        try:
+            return self._place.close(self._leave_timeout_s)
+        finally:
+            self._let_go()
 
     def __enter__(self) -> Self:
         if self._notice is not None:
@@ -209,13 +254,23 @@ class BaseLearner:
     ) -> None:
         try:
             handover = self.close()
-            if self._is_told_to_leave or kind is not None:
+            if self._tells and (self._is_told_to_leave or self._is_called_away or kind is not None):
                 log.warning("left: %s", handover)
         finally:
             if self._notice is not None:
                 self._notice.restore()
         if self._notice is not None and kind is None:
             self._notice.obey()
+
+    @property
+    def _tells(self) -> bool:
+        """What became of a learner is said once, by whichever of its processes speaks for it."""
+        return self._place is None or self._place.speaks
+
+    @property
+    def _is_called_away(self) -> bool:
+        """Another process of this learner was told to leave."""
+        return self._place is not None and self._place.is_called_away
 
     @property
     def _is_told_to_leave(self) -> bool:
@@ -324,12 +379,12 @@ def _tokens(given: object) -> int:
     return count
 
 
-def _loss(given: object) -> float:
+def _real(name: str, given: object) -> float:
     if not isinstance(given, Real):  # like a tensor
-        raise TypeError(f"loss is a {type(given).__name__}: give a number, like loss.item(), or leave it out")
+        raise TypeError(f"{name} is a {type(given).__name__}: give a number, like {name}.item(), or leave it out")
     try:
         return float(given)
     except OverflowError:
         raise ValueError(
-            "loss: is larger than a float can be: give a number, like loss.item(), or leave it out"
+            f"{name}: is larger than a float can be: give a number, like {name}.item(), or leave it out"
         ) from None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -26,10 +27,13 @@ from skerry.errors import IslandError, one_line
 from skerry.shell.learner import Handover, Standing
 
 MEET_S_MAX = 300.0  # until every rank is there: some may compile, or load a model, first
-DIAL_S = 5.0  # for one address, and for a stranger to say who it is
+DIAL_S = 5.0  # for one address, and for whoever calls to say who it is
 CARD_BYTES = 1024
 SECRET_BYTES = 16
 LENGTH_BYTES = 4
+CALL_BYTES = SECRET_BYTES + LENGTH_BYTES  # the secret and the caller's rank
+HEARD = b"\1"  # a follower's answer to the answer
+CALLERS_MAX = 64  # at once: one more, and who has been silent longest goes
 KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))  # a machine that vanished: 90 s
 
 Verb = Literal["read", "add", "write", "blend"]
@@ -56,6 +60,7 @@ class Report(Said, frozen=True):
     wants_to_leave: bool = False
     is_closing: bool = False
     refusal: str = ""  # its model was another than that attached, at a boundary before
+    grad_norm: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------- the speaker says
@@ -173,7 +178,7 @@ class Card(msgspec.Struct, frozen=True):
 def meet(group: dist.ProcessGroup, device: torch.device) -> list[Line]:
     """The speaker's lines to all others, by rank; of another rank, the one to the speaker. Every rank takes part."""
     if dist.get_rank(group) == 0:
-        with _listening(dist.get_world_size(group)) as server:
+        with _listening(dist.get_world_size(group) + CALLERS_MAX) as server:
             both = (secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES))
             card = Card(_addresses(group), server.getsockname()[1], both)
             _shown(card, group, device)
@@ -206,30 +211,98 @@ def _addresses(group: dist.ProcessGroup) -> tuple[str, ...]:
     return tuple(name for name in [*met, socket.gethostname(), "127.0.0.1"] if name)
 
 
-def _received(server: socket.socket, card: Card, count: int) -> list[Line]:
-    lines: dict[int, Line] = {}
-    deadline = time.monotonic() + MEET_S_MAX
-    while len(lines) < count:
-        server.settimeout(max(0.0, deadline - time.monotonic()))
-        try:
-            sock, _ = server.accept()
-        except OSError:
-            raise IslandError(
-                f"{count - len(lines)} of {count} other ranks of this island did not come within {MEET_S_MAX:g} s: "
-                "make a skerry.Learner of the same model in each, with the same SKERRY_SYNCER"
-            ) from None
-        try:
-            sock.settimeout(DIAL_S)
-            shown = _exactly(sock, SECRET_BYTES + LENGTH_BYTES)
-            if not secrets.compare_digest(shown[:SECRET_BYTES], card.secrets[0]):
+class Caller:
+    """Somebody who has connected: a rank of the island, once it has shown the secret and has had the answer to it."""
+
+    def __init__(self, sock: socket.socket, card: Card, now: float) -> None:
+        self.sock, self.until = sock, now + DIAL_S
+        self._card, self._heard = card, b""
+        sock.setblocking(False)
+
+    @property
+    def rank(self) -> int:
+        return int.from_bytes(self._heard[SECRET_BYTES:CALL_BYTES], "little")
+
+    def hear(self) -> bool:
+        """Take in what came; whether that is all. An `OSError` where it is a stranger, or has gone."""
+        had = len(self._heard)
+        if not (more := self.sock.recv(CALL_BYTES + len(HEARD) - had)):
+            raise ConnectionError("hung up")
+        self._heard += more
+        if had < CALL_BYTES <= len(self._heard):
+            if not secrets.compare_digest(self._heard[:SECRET_BYTES], self._card.secrets[0]):
                 raise ConnectionError("a stranger")
-            sock.sendall(card.secrets[1])
+            self.sock.sendall(self._card.secrets[1])
+        return len(self._heard) == CALL_BYTES + len(HEARD)
+
+
+class Door:
+    """Where the speaker receives the other ranks, all who call at the same time: anybody can connect, and be silent.
+
+    A follower that did not wait for its answer calls again, so what it gave up does not count.
+    """
+
+    def __init__(self, server: socket.socket, card: Card) -> None:
+        self._server, self._card = server, card
+        self._callers: dict[socket.socket, Caller] = {}  # the one that has been here longest first
+        self.lines: dict[int, Line] = {}
+        server.setblocking(False)
+
+    def receive(self, count: int) -> None:
+        """Until so many ranks are here, or it has taken too long."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._server, selectors.EVENT_READ)
+            deadline = time.monotonic() + MEET_S_MAX
+            while len(self.lines) < count and (now := time.monotonic()) < deadline:
+                for sock in [sock for sock, caller in self._callers.items() if caller.until <= now]:
+                    self._turn_away(sock, ready)
+                until = min([deadline, *(caller.until for caller in self._callers.values())])
+                for key, _ in ready.select(until - now):
+                    if key.fileobj is self._server:
+                        self._let_in(ready, now)
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._callers:
+                        self._hear(key.fileobj, ready)
+            for sock in list(self._callers):
+                self._turn_away(sock, ready)
+
+    def _let_in(self, ready: selectors.BaseSelector, now: float) -> None:
+        try:
+            sock, _ = self._server.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone again
+            return
+        if len(self._callers) == CALLERS_MAX:
+            self._turn_away(next(iter(self._callers)), ready)
+        self._callers[sock] = Caller(sock, self._card, now)
+        ready.register(sock, selectors.EVENT_READ)
+
+    def _hear(self, sock: socket.socket, ready: selectors.BaseSelector) -> None:
+        try:
+            if not self._callers[sock].hear():
+                return
         except OSError:
-            sock.close()
-            continue
-        rank = int.from_bytes(shown[SECRET_BYTES:], "little")
-        lines[rank] = Line(sock, rank, FollowerSays)
-    return [line for _, line in sorted(lines.items())]
+            self._turn_away(sock, ready)
+            return
+        ready.unregister(sock)
+        rank = self._callers.pop(sock).rank
+        if rank in self.lines:
+            self.lines[rank].close()
+        self.lines[rank] = Line(sock, rank, FollowerSays)
+
+    def _turn_away(self, sock: socket.socket, ready: selectors.BaseSelector) -> None:
+        ready.unregister(sock)
+        del self._callers[sock]
+        sock.close()
+
+
+def _received(server: socket.socket, card: Card, count: int) -> list[Line]:
+    door = Door(server, card)
+    door.receive(count)
+    if missing := count - len(door.lines):
+        raise IslandError(
+            f"{missing} of {count} other ranks of this island did not come within {MEET_S_MAX:g} s: "
+            "make a skerry.Learner of the same model in each, with the same SKERRY_SYNCER"
+        )
+    return [line for _, line in sorted(door.lines.items())]
 
 
 def _dialled(card: Card, rank: int) -> Line:
@@ -243,12 +316,16 @@ def _dialled(card: Card, rank: int) -> Line:
         try:
             sock.sendall(card.secrets[0] + rank.to_bytes(LENGTH_BYTES, "little"))
             if secrets.compare_digest(_exactly(sock, SECRET_BYTES), card.secrets[1]):
+                sock.sendall(HEARD)
                 return Line(sock, 0, SpeakerSays)
             troubles.append(f"{address}: somebody else is there")
         except OSError as error:
             troubles.append(f"{address}: {error}")
         sock.close()
-    raise IslandError(f"rank {rank} cannot reach rank 0 of its island at port {card.port} ({'; '.join(troubles)})")
+    raise IslandError(
+        f"rank {rank} cannot reach rank 0 of its island at port {card.port} ({'; '.join(troubles)}): "
+        "let the machines of the island reach each other"
+    )
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

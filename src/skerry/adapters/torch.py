@@ -21,9 +21,10 @@ from skerry.adapters.buffers import ChangedBuffers
 from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
 from skerry.adapters.genesis import embedding_names, frozen_digests
-from skerry.adapters.island import Island, island_of, rank_of, refuse_flat
+from skerry.adapters.island import Island, island_of, refuse_flat
 from skerry.adapters.learner import BaseLearner, Options
 from skerry.adapters.precision import Masters, Precision, asked
+from skerry.adapters.roles import rank_of
 from skerry.adapters.shards import Piece, fsdp_modules, reshard, shares_of
 from skerry.adapters.ways import Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Slot, Tensor, layout_of, parts
@@ -31,6 +32,8 @@ from skerry.core.messages import Frozen
 from skerry.errors import ConfigError
 from skerry.node.cells import Cell
 from skerry.node.training import Carrier
+from skerry.shell.beside import Kind
+from skerry.shell.home import Home
 from skerry.shell.learner import Handover, LearnerShell, Standing
 
 
@@ -79,21 +82,32 @@ class Learner(BaseLearner):
             return
         refuse_flat(a_module(model))
         reshard(fsdp_modules(model))
-        own = list(trainable(model).values())
-        island = island_of(model, own, group)
-        if checkpoint is not None:
-            kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s)
-            self._restore(Checkpoint(checkpoint, *kept), island)
-        parameters, layout = TorchParameters(model, optimizer, masters, island), layout_of_model(model)
-        parameters.frozen = frozen_of(model, frozen)
+        own = trainable(model)
+        with self._claimed(own):
+            island = island_of(model, list(own.values()), group)
+            if checkpoint is not None:
+                kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s)
+                self._restore(Checkpoint(checkpoint, *kept), island)
+            parameters = TorchParameters(model, optimizer, masters, island)
+            parameters.frozen = frozen_of(model, frozen)
+            self._attach(parameters, layout_of_model(model), island, lambda: placed(state, node, list(own.values())))
+
+    def _attach(
+        self,
+        parameters: TorchParameters,
+        layout: Layout,
+        island: Island | None,
+        places: Callable[[], tuple[Kind, Home | None]],
+    ) -> None:
+        """As a learner of one process, or as a rank of one of several."""
         if island is None:
-            self._join(layout, parameters, *placed(state, node, own))
+            self._join(layout, parameters, *places())
             return
 
         def shell_of(carrier: Carrier) -> LearnerShell:
-            return self._shell(layout, carrier, *placed(state, node, own))
+            return self._shell(layout, carrier, *places())
 
-        rank = rank_of(island, layout, parameters, own[0].device, lambda: self._is_told_to_leave, shell_of)
+        rank = rank_of(island, layout, parameters, parameters.device, lambda: self._is_told_to_leave, shell_of)
         self._take(rank, parameters)
 
     def _restore(self, checkpoint: Checkpoint, island: Island | None) -> None:
@@ -104,8 +118,8 @@ class Learner(BaseLearner):
             )
         self._checkpoint, self._is_restored = checkpoint, checkpoint.restore()
 
-    def step(self, tokens: int, loss: float = 0.0) -> bool:
-        going = super().step(tokens, loss)
+    def step(self, tokens: int, loss: float = 0.0, grad_norm: float = 0.0) -> bool:
+        going = super().step(tokens, loss, grad_norm)
         if self._checkpoint is not None:
             self._checkpoint.look()
         return going
@@ -145,6 +159,10 @@ class TorchParameters:
         self._ways: dict[torch.device, Way] = {}
         self.read_buffers = ChangedBuffers(model)
         self.frozen: Frozen = None  # what the syncer is told of the parameters that are not trained
+
+    @property
+    def device(self) -> torch.device:
+        return self._attached[next(iter(self._attached))].device
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:
         reshard(self._fsdp)

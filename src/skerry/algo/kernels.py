@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from skerry.algo.fragments import BLOCK, ROW
+from skerry.compiled import kernel
 
 Array = npt.NDArray[Any]
 
@@ -82,7 +82,7 @@ def check_flat(size: int, *arrays: Array) -> None:
 # Encoders and decoders: x and out hold len(codes) elements, a whole number of blocks.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode_bf16(x: Array, codes: Array) -> None:
     """Upper half of the float32 bits, rounded to nearest even; a NaN stays a (quiet) NaN."""
     bits = x.view(np.uint32)
@@ -92,7 +92,7 @@ def _encode_bf16(x: Array, codes: Array) -> None:
         codes[j] = _rounded_half(bits[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode_bf16_with_nan(bits: Array, codes: Array) -> None:
     for j in range(codes.size):
         quiet = np.uint32(np.uint32(bits[j] >> np.uint32(16)) | np.uint32(0x40))
@@ -100,13 +100,13 @@ def _encode_bf16_with_nan(bits: Array, codes: Array) -> None:
         codes[j] = np.uint16(quiet) if is_nan else _rounded_half(bits[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rounded_half(word: np.uint32) -> np.uint16:
     odd = np.uint32(np.uint32(word >> np.uint32(16)) & np.uint32(1))
     return np.uint16(np.uint32(word + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _decode_bf16(codes: Array, out: Array) -> None:
     """The sixteen bits followed by sixteen zeros."""
     bits = out.view(np.uint32)
@@ -114,7 +114,7 @@ def _decode_bf16(codes: Array, out: Array) -> None:
         bits[j] = np.uint32(codes[j]) << np.uint32(16)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode_int8(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 127, code = round(x / scale)."""
     bits = x.view(np.uint32)
@@ -130,7 +130,7 @@ def _encode_int8(x: Array, scales: Array, codes: Array) -> None:
             block[j] = np.int8(np.int32(_rounded(values[j], inverse)))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _decode_int8(scales: Array, codes: Array, out: Array) -> None:
     """x = scale · code."""
     for b in range(scales.size):
@@ -141,7 +141,7 @@ def _decode_int8(scales: Array, codes: Array, out: Array) -> None:
             values[j] = scale * np.float32(block[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode_int4(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 7, code = round(x / scale) + 8; byte j holds elements j (low) and j + 64 (high)."""
     bits = x.view(np.uint32)
@@ -158,17 +158,17 @@ def _encode_int4(x: Array, scales: Array, codes: Array) -> None:
             block[j] = _int4_pair(_rounded(low[j], inverse), _rounded(high[j], inverse))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rounded(value: np.float32, inverse: np.float32) -> np.float32:
     return np.float32((value * inverse + ROUNDER) - ROUNDER)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _int4_pair(low: np.float32, high: np.float32) -> np.uint8:
     return np.uint8(np.uint32(np.int32(low) + 8) | np.uint32((np.int32(high) + 8) << 4))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _decode_int4(scales: Array, codes: Array, out: Array) -> None:
     """x = scale · (code − 8)."""
     for b in range(scales.size):
@@ -181,7 +181,7 @@ def _decode_int4(scales: Array, codes: Array, out: Array) -> None:
             high[j] = scale * _high(block[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode_int2(x: Array, scales: Array, codes: Array) -> None:
     """scale = RMS of what is not zero, code = large + 2 · negative; byte j holds elements j, j + 32, j + 64, j + 96.
 
@@ -208,7 +208,7 @@ def _encode_int2(x: Array, scales: Array, codes: Array) -> None:
                 block[j] |= np.uint8(code << np.uint8(2 * quarter))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _decode_int2(scales: Array, codes: Array, out: Array) -> None:
     """x = ± scale · (LOW or HIGH); under a negative scale, 0 or ± |scale| · HIGH_OF_3."""
     for b in range(scales.size):
@@ -224,7 +224,7 @@ def _decode_int2(scales: Array, codes: Array, out: Array) -> None:
                 piece[j] = -size if code & np.uint8(2) else size
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rms(values: Array, bits: Array, lanes: Array) -> tuple[np.float32, int]:
     """(RMS of the values that are not zero, how many are zero); NaN if one is not finite, 0 if it has no scale."""
     top, zeros = np.uint32(0), 0
@@ -238,7 +238,7 @@ def _rms(values: Array, bits: Array, lanes: Array) -> tuple[np.float32, int]:
     return (np.float32(0) if rms < SCALE_MIN else rms), zeros
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _block_scale(top: np.uint32, levels: np.float32) -> tuple[np.float32, np.float32]:
     """(scale, 1 / scale) of a block with these largest bits; the inverse is 0 where no scale will do: codes are zero.
 
@@ -257,7 +257,7 @@ def _block_scale(top: np.uint32, levels: np.float32) -> tuple[np.float32, np.flo
 # branch is taken once for many elements, so one compiled pass serves every codec.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def encode(codec: int, x: Array, payload: Array, size: int, start: int) -> None:
     """Elements [start, start + x.size) of a payload of `size` elements."""
     stop = start + x.size
@@ -276,7 +276,7 @@ def encode(codec: int, x: Array, payload: Array, size: int, start: int) -> None:
             _encode_int2(x, scales, payload[codes + start // 4 : codes + stop // 4])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def decode(codec: int, payload: Array, size: int, start: int, out: Array) -> None:
     """Elements [start, start + out.size) of a payload of `size` elements."""
     stop = start + out.size
@@ -299,7 +299,7 @@ def decode(codec: int, payload: Array, size: int, start: int, out: Array) -> Non
 # cache.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def accumulate(
     codecs: Array,
     payloads: tuple[Array, ...],
@@ -331,7 +331,7 @@ def accumulate(
                 squares[r] = _sum_of_squares(acc[row_start[r] : row_stop[r]], lanes)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_next(
     codecs: Array,
     payloads: tuple[Array, ...],
@@ -355,7 +355,7 @@ def _add_next(
     return 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_decoded(
     codec: int,
     payload: Array,
@@ -380,7 +380,7 @@ def _add_decoded(
 # factor, coefficient · scale, so that an element takes one product.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_int4(
     payload: Array, coef: Array, extents: tuple[Array, Array, Array], begins: bool, acc: Array, row_lo: int, row_hi: int
 ) -> None:
@@ -396,7 +396,7 @@ def _add_int4(
                 high[j] = (NOTHING if begins else high[j]) + factor * _high(block[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_two_int4(
     payload: Array,
     next: Array,
@@ -426,7 +426,7 @@ def _add_two_int4(
                 high[j] = sum_of_high + next_factor * _high(next_block[j])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _int4_of(payload: Array, size: int, start: int, stop: int) -> tuple[Array, Array]:
     """Scales and codes of elements [start, stop)."""
     first = 4 * (size // BLOCK)
@@ -435,17 +435,17 @@ def _int4_of(payload: Array, size: int, start: int, stop: int) -> tuple[Array, A
     ]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _low(byte: np.uint8) -> np.float32:
     return np.float32(np.int32(byte & np.uint8(15)) - np.int32(8))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _high(byte: np.uint8) -> np.float32:
     return np.float32(np.int32(byte >> np.uint8(4)) - np.int32(8))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_both(coefficient: np.float32, x: Array, acc: Array, mass: Array) -> None:
     """acc ← acc + c · x, mass ← mass + c · |x|."""
     for j in range(acc.size):
@@ -454,7 +454,7 @@ def add_both(coefficient: np.float32, x: Array, acc: Array, mass: Array) -> None
         mass[j] += abs(term)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def weigh_by_agreement(
     is_weighed: Array,
     row_start: Array,
@@ -476,7 +476,7 @@ def weigh_by_agreement(
                 row[j] = agreement * row[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def inspect(
     codec: int,
     payload: Array,
@@ -499,7 +499,7 @@ def inspect(
     return top
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _inspect_int4(
     payload: Array, size: int, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int
 ) -> np.uint32:
@@ -526,18 +526,18 @@ def _inspect_int4(
     return top
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _less_8(word: np.uint16) -> np.int16:
     """The code in the lowest four bits, less 8."""
     return np.int16(np.int16(word & np.uint16(15)) - np.int16(8))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _squared(one: np.int16, two: np.int16) -> np.int16:
     return np.int16(np.int16(one * one) + np.int16(two * two))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _largest_code(block: Array) -> np.float32:
     """The largest |code − 8| of a block."""
     largest = np.int16(0)
@@ -548,13 +548,13 @@ def _largest_code(block: Array) -> np.float32:
     return np.float32(largest)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _magnitude(value: np.float32) -> np.uint32:
     """As bits, which have the order of magnitudes, with NaN above infinity."""
     return np.uint32(np.float32(value).view(np.uint32) & SIGN_OFF)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def squares_of_rows(x: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int) -> None:
     """squares[row] ← Σ x²."""
     lanes = np.empty(LANES, np.float64)
@@ -562,7 +562,7 @@ def squares_of_rows(x: Array, row_start: Array, row_stop: Array, squares: Array,
         squares[r] = _sum_of_squares(x[row_start[r] : row_stop[r]], lanes)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def encode_scaled(
     codec: int,
     gain: np.float32,
@@ -585,7 +585,7 @@ def encode_scaled(
         encode(codec, row, payload, x.size, lo)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sum_of_squares(row: Array, lanes: Array) -> float:
     """Σ x² in float64: lane k takes elements k, k + LANES, …; then the lanes are added in order."""
     lanes[:] = 0.0
@@ -600,7 +600,7 @@ def _sum_of_squares(row: Array, lanes: Array) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _top_bits(bits: Array) -> np.uint32:
     top = np.uint32(0)
     for j in range(bits.size):
@@ -611,7 +611,7 @@ def _top_bits(bits: Array) -> np.uint32:
 # The outer step and what it publishes, over rows [row_lo, row_hi). All that is made on the way stays in cache.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def advance(
     rates: Array,
     delta_codec: int,
@@ -660,7 +660,7 @@ def advance(
     return top
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def adopt(
     codec: int, payload: Array, theta: Array, theta_new: Array, factors: Array, row_lo: int, row_hi: int
 ) -> tuple[np.uint64, np.uint32]:
@@ -677,7 +677,7 @@ def adopt(
     return total, top
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _outer_step(rates: Array, old: tuple[Array, ...], delta: Array, x: Array, velocity_new: Array) -> None:
     """b = decay · b + share · Δ;  x = (Θ + e) + η (Δ + push · b);  b ← keep · b.  `old` is Θ, b, e."""
     lr, decay, share, push, keep = rates[0], rates[1], rates[2], rates[3], rates[4]
@@ -688,19 +688,19 @@ def _outer_step(rates: Array, old: tuple[Array, ...], delta: Array, x: Array, ve
         x[j] = (theta[j] + error[j]) + lr * (delta[j] + push * b)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _subtract(x: Array, y: Array, out: Array) -> None:
     for j in range(out.size):
         out[j] = x[j] - y[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add(x: Array, y: Array, out: Array) -> None:
     for j in range(out.size):
         out[j] = x[j] + y[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _settle(x: Array, theta: Array, published: Array, theta_new: Array, error_new: Array) -> None:
     """Θ' = Θ + d, e' = x − Θ', which is not finite where Θ' is not."""
     for j in range(x.size):
@@ -708,7 +708,7 @@ def _settle(x: Array, theta: Array, published: Array, theta_new: Array, error_ne
         error_new[j] = x[j] - theta_new[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _advance_int4(
     rates: Array,
     old: tuple[Array, ...],
@@ -769,7 +769,7 @@ def _advance_int4(
 # Digests (`algo/digests.py` says what one is).
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def digest_of_rows(x: Array, factors: Array, row_lo: int, row_hi: int) -> np.uint64:
     """Σ mixed row sums of rows [row_lo, row_hi), each of ROW elements but the last, which may be shorter; mod 2⁶⁴."""
     total = np.uint64(0)
@@ -779,7 +779,7 @@ def digest_of_rows(x: Array, factors: Array, row_lo: int, row_hi: int) -> np.uin
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _row_sum(words: Array, factors: Array) -> np.uint64:
     """Σ word · factor mod 2⁶⁴."""
     total = np.uint64(0)
@@ -788,7 +788,7 @@ def _row_sum(words: Array, factors: Array) -> np.uint64:
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _mixed_row(row_sum: np.uint64, row: int) -> np.uint64:
     return np.uint64(_mix(np.uint64(row_sum + np.uint64(row + 1) * GOLDEN)))
 
@@ -800,14 +800,14 @@ def mix(words: Any) -> Any:
     return words ^ (words >> np.uint64(31))
 
 
-_mix = njit(cache=True, nogil=True)(mix)
+_mix = kernel(mix)
 
 
 # A learner's passes (`algo/drift.py`), over elements [lo, hi) where it is not over all. An array that is not there is
 # an empty one.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def difference(x: Array, y: Array, z: Array, out: Array) -> None:
     """(x − y) − z, or x − y."""
     if z.size == 0:
@@ -816,7 +816,7 @@ def difference(x: Array, y: Array, z: Array, out: Array) -> None:
         out[j] = (x[j] - y[j]) - z[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def say(codec: int, drift: Array, residual: Array, payload: Array, lo: int, hi: int) -> np.uint32:
     """d = Q(u), u = drift + residual; the largest bits of u."""
     scratch, top = np.empty(ROW, np.float32), np.uint32(0)
@@ -829,7 +829,7 @@ def say(codec: int, drift: Array, residual: Array, payload: Array, lo: int, hi: 
     return top
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def unsaid(codec: int, payload: Array, drift: Array, residual: Array, out: Array, lo: int, hi: int) -> None:
     """u − d, u = drift + residual."""
     scratch = np.empty(ROW, np.float32)
@@ -840,7 +840,7 @@ def unsaid(codec: int, payload: Array, drift: Array, residual: Array, out: Array
         _less(drift[at], residual[at], said, out[at])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _less(drift: Array, residual: Array, said: Array, out: Array) -> None:
     if residual.size == 0:
         return _subtract(drift, said, out)
@@ -848,7 +848,7 @@ def _less(drift: Array, residual: Array, said: Array, out: Array) -> None:
         out[j] = (drift[j] + residual[j]) - said[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sum(drift: Array, residual: Array, u: Array) -> None:
     if residual.size == 0:
         u[:] = drift

@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -24,20 +25,37 @@ import msgspec
 
 from skerry import __version__
 from skerry import config as configs
-from skerry.errors import Refusal, SkerryError
+from skerry.cli import voice
+from skerry.errors import Refusal, SkerryError, printable
 from skerry.text import Kind, near
 
 VERBS = {
     "demo": "train on four local learners, kill one, kill the syncer, and show what happens",
     "train": "a local run: a syncer and learners under one supervisor",
+    "launch": "a run and its islands from one file: on this machine, Ray, Slurm or Kubernetes",
+    "ps": "what there is of a launched run: its syncer and learners, where each is and how it does",
+    "logs": "what the syncer or a learner of a launched run has said",
+    "scale": "more or fewer learners of one island",
+    "down": "end a launched run in order, on whatever engine",
     "data": "pack text into token shards for training, or show a pack",
     "syncer": "serve a run directory to learners anywhere",
+    "keys": "who may take part from another machine: issue, revoke, list",
     "learner": "train as one learner of a run, dialling its syncer",
     "status": "where a run stands, by its directory or its syncer's address",
-    "stop": "end what serves a run on this machine, in order",
+    "top": "a run's learners in a terminal, kept up to date",
+    "runs": "which runs are in a folder, and where each stands",
+    "dashboard": "the live page of a run, also of one that is paused or finished",
+    "report": "what became of a run, as one HTML file; of two runs, side by side",
+    "stop": "end what serves a run, in order; with --finish close the run for good",
+    "set": "change a run's configuration while it goes on",
+    "extend": "give a run another budget while it goes on",
+    "drop": "turn a learner out of a run, or let it in again",
     "export": "write a run's model as safetensors",
     "evaluate": "what a run's model is worth: held-out loss, or what a function of yours says",
     "rollback": "list the versions a run has kept, or take it back to one",
+    "fork": "begin another run with a run's model",
+    "backup": "copy a run while it goes; each backup is whole and was looked at",
+    "restore": "list the backups of a run, or make the run of one in a new directory",
     "replay": "recompute a run from its tape and compare, or without one learner",
     "prune": "remove old tape, recorded contributions and kept versions of a long run",
     "chaos": "torture a local run by a fault plan, and measure what it takes",
@@ -59,8 +77,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; exit 0 done, 2 refused, 75 no room at the moment, 130 interrupted."""
+    """Run one command; exit 0 done, 1 crashed, 2 refused, 75 not now (no room, directory held), 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _words[:] = words
+    voice.begin(words)
     as_json = "--json" in words
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)
@@ -68,16 +88,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         with _logging_restored():
             code = _dispatch(words)
     except KeyboardInterrupt:  # of a command that has nothing to say about it
-        print("skerry: interrupted", file=sys.stderr)
+        voice.say("interrupted", "error")
         if as_json:
             print_json({"error": "interrupted"})
         code = 130
     except SkerryError as error:
-        line = " ".join(str(error).split())
-        print(f"skerry: {line}", file=sys.stderr)
+        line = printable(" ".join(str(error).split()))
+        voice.say(line, "error")
         if as_json:
             print_json({"error": line})
         code = error.code
+    except MemoryError:
+        line = "no memory left: end what else takes memory on this machine, or raise the limit (ulimit -v)"
+        voice.say(line, "error")
+        if as_json:
+            print_json({"error": line})
+        code = 1  # as after a crash: who supervises it starts it again
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
@@ -99,6 +125,7 @@ def _logging_restored() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
+_words: list[str] = []  # of the command that runs
 _compilers: list[threading.Thread] = []  # of kernels; one is at it still if an interrupt came
 _interrupts: list[int] = []
 
@@ -130,11 +157,16 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:8s} {text}" for verb, text in VERBS.items())
+    verbs = "\n".join(f"  {verb:9s} {text}" for verb, text in VERBS.items())
     return f"usage: skerry COMMAND …\n\n{verbs}\n\n`skerry COMMAND --help` tells the rest."
 
 
 # ---------------------------------------------------------------------------------------------- for the verbs
+
+
+def command() -> str:
+    """The one that runs, as it could be typed again."""
+    return shlex.join(["skerry", *_words])
 
 
 def need(module: str, extra: str, what: str) -> None:
@@ -154,7 +186,7 @@ def warm_up() -> None:
 
     def compile_all() -> None:
         try:
-            algo.warm_up(lambda: print(f"{algo.COMPILING} ...", file=sys.stderr, flush=True))
+            algo.warm_up(lambda: voice.say(f"{algo.COMPILING} ...", mark=""))
         except BaseException as error:
             failures.append(error)
 
@@ -170,6 +202,22 @@ def add_preset(parser: Parser, default: str | None) -> None:
     """--preset; its help is what the presets say of themselves."""
     about = " ".join(f"{name}: {inspect.getdoc(preset)}" for name, preset in configs.PRESETS.items())
     parser.add_argument("--preset", choices=sorted(configs.PRESETS), default=default, help=about)
+
+
+def flag(option: str) -> str:
+    """An option of Python's as a shell has it."""
+    return f"--{option.replace('_', '-')}"
+
+
+def add_secrets(parser: Parser, when: str = "") -> None:
+    """--key-file and --token-file of who dials a syncer."""
+    parser.add_argument("--key-file", metavar="FILE", help=f"made by skerry keys issue{when} (or SKERRY_KEY_FILE)")
+    parser.add_argument("--token-file", metavar="FILE", help=f"the shared secret{when} (or SKERRY_TOKEN_FILE)")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="dial another machine without a key, as inside a VPN (SKERRY_INSECURE=1)",
+    )
 
 
 def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, Any]]]:
@@ -207,11 +255,11 @@ def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, A
             continue
         if match[2] is None and (not left or left[0].startswith("--")):
             raise Refusal(f"{word}: a value is missing")
-        overrides.append((match[1], _value(match[2] if match[2] is not None else left.pop(0))))
+        overrides.append((match[1], scalar(match[2] if match[2] is not None else left.pop(0))))
     return plain, overrides
 
 
-def _value(text: str) -> Any:
+def scalar(text: str) -> Any:
     """A TOML-like scalar: number, true/false, or text."""
     try:
         return msgspec.json.decode(text)
@@ -272,11 +320,3 @@ def tell(record: T, as_json: bool, show: Callable[[T], None]) -> None:
         print_json(record)
     else:
         show(record)
-
-
-def log_to_stderr(name: str, level: int = logging.INFO) -> None:
-    """One line a happening, with the process's name; nothing else logs until the command ends."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {name}: %(message)s", "%H:%M:%S"))
-    logging.root.handlers[:] = [handler]
-    logging.root.setLevel(level)

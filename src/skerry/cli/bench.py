@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -29,9 +29,11 @@ from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, 
 from skerry.train.shapes import SHAPES
 
 if TYPE_CHECKING:
+    from skerry.proof.bench.floods import Found
     from skerry.proof.bench.join import Joined
     from skerry.proof.bench.learner import Attached
     from skerry.proof.bench.syncer import Load, Measured, Spread
+    from skerry.proof.bench.viewers import Found as Viewed
 
 LEARNERS = Kind(count, 1, configs.most("run.learners"))
 STEP_S = Kind(seconds, 1e-3, 3600)
@@ -40,6 +42,7 @@ EVERY = Kind(count, 1, configs.most("sync.sync_every"))
 FRAGMENTS = Kind(count, 1, configs.most("sync.num_fragments"))
 SECONDS = Kind(seconds, 0.5, 3600)
 CORES = Kind(count, 0, 4096)
+VIEWERS = Kind(count, 1, 64)  # as many as a page lets in
 ROUND_TRIP = Kind(milliseconds, 0, 60, "0 to 60 s")
 RATE = Kind(mbit_per_s, 1e3, 1e12, "1kbit to 1Tbit")
 OPTION_OF = {"run.learners": "--learners", "sync.sync_every": "--every", "sync.num_fragments": "--fragments"}
@@ -74,11 +77,11 @@ def _learner(words: Sequence[str]) -> int:
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
     if (options.ranks != 0 and not options.island) or (options.island and options.ranks == 1) or options.ranks < 0:
-        raise Refusal("--ranks is how many processes an --island has, two or more")
+        raise Refusal(f"--ranks {options.ranks}: it is how many processes an --island has, two or more")
     if options.island and options.device != "cpu":
         raise Refusal(f"--device {options.device}: an --island is measured on the CPU, with gloo")
     if min(options.steps, options.pairs, options.batch) < 1:
-        raise Refusal("--steps, --pairs and --batch must be above zero")
+        raise Refusal("--steps, --pairs, --batch: give numbers above zero")
     cli.need("torch", "torch", "skerry bench learner")
     from skerry.proof.bench.learner import measure
 
@@ -163,6 +166,14 @@ def _syncer(words: Sequence[str]) -> int:
     add("--fragments", type=cli.counting(FRAGMENTS), default=24, metavar="P", help="that they are spread over (24)")
     add("--seconds", type=cli.typed(SECONDS), default=20.0, metavar="S", help="measured, after the first H steps (20)")
     add("--cores", type=cli.counting(CORES), default=0, metavar="C", help="for the syncer alone (0: all share all)")
+    add("--tls", action="store_true", help="every learner has a key of its own, and all goes through TLS 1.3")
+    add("--hostile", type=cli.counting(LEARNERS), metavar="N", help="so many others flood it, one kind after the other")
+    add(
+        "--viewers",
+        type=cli.counting(VIEWERS),
+        metavar="N",
+        help="so many pages of the run are open, and none, in turn",
+    )
     add("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     for key, _ in overrides:
@@ -171,12 +182,84 @@ def _syncer(words: Sequence[str]) -> int:
     from skerry.proof.bench.cores import can_pin
     from skerry.proof.bench.syncer import measure, prepared
 
+    if options.hostile:
+        return _floods(options, overrides)
+    if options.viewers:
+        return _viewers(options, overrides)
     jobs = [prepared(load, overrides) for load in _loads(options)]
     if options.cores and not can_pin():
         print("skerry: this system pins no process to cores: syncer and learners share all", file=sys.stderr)
     rows = [measure(job, _teller(job.load)) for job in jobs]
     cli.tell({"rows": rows}, options.json, lambda found: _show(found["rows"]))
     return 0
+
+
+def _floods(options: argparse.Namespace, overrides: Sequence[tuple[str, Any]]) -> int:
+    loads = _loads(options)
+    if len(loads) > 1:
+        raise Refusal("--hostile: is measured beside one load: leave --rows out, and give one number of --parameters")
+    from skerry.proof.bench.floods import measure
+    from skerry.proof.bench.syncer import prepared
+
+    found = measure(prepared(loads[0], overrides, options.hostile), options.hostile, _teller(loads[0]))
+    cli.tell(found, options.json, _show_floods)
+    return 0
+
+
+def _viewers(options: argparse.Namespace, overrides: Sequence[tuple[str, Any]]) -> int:
+    loads = _loads(options)
+    if len(loads) > 1:
+        raise Refusal("--viewers: is measured beside one load: leave --rows out, and give one number of --parameters")
+    from skerry.proof.bench.syncer import prepared
+    from skerry.proof.bench.viewers import measure
+
+    found = measure(prepared(loads[0], overrides), options.viewers, _teller(loads[0]))
+    cli.tell(found, options.json, _show_viewers)
+    return 0
+
+
+def _show_viewers(found: Viewed) -> None:
+    print(
+        f"{found.learners} learners, {found.parameters / 1e6:g}M parameters, {found.merges_per_s_asked:.3g} merges/s "
+        f"asked; stretches of {found.seconds:g} s on {found.cores} cores, load {found.load_average:.1f} before"
+    )
+    table = Table(box=None, pad_edge=False)
+    spreads = ("a turn, ms, p50", "p99", "quorum to publication, ms, p50", "p99")
+    for name in ("", "merges/s", "syncer's CPU, cores", "its deciding thread", *spreads):
+        table.add_column(name, justify="right" if name else "left")
+    for what, stretches in (("nobody looks", found.alone), (f"{found.viewers} viewers", found.watched)):
+        table.add_row(
+            what,
+            ", ".join(f"{each.merges_per_s:.1f}" for each in stretches),
+            ", ".join(_number(each.cpu, ".3f") for each in stretches),
+            ", ".join(_number(each.cpu_deciding, ".3f") for each in stretches),
+            *(", ".join(_milliseconds(each.turn_s, p, ".2f") for each in stretches) for p in ("p50", "p99")),
+            *(", ".join(_milliseconds(each.quorum_to_publication_s, p) for each in stretches) for p in ("p50", "p99")),
+        )
+    Console().print(table)
+
+
+def _show_floods(found: Found) -> None:
+    print(
+        f"{found.learners} learners, {found.hostile} hostile, {found.parameters / 1e6:g}M parameters in "
+        f"{found.fragments} fragments, {found.merges_per_s_asked:.3g} merges/s asked; stretches of {found.seconds:g} s "
+        f"on {found.cores} cores, load {found.load_average:.1f} before"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("flood", "ratio", "merges/s calm", "flooded", "sockets' CPU calm", "flooded", "memory", "links lost"):
+        table.add_column(name, justify="left" if name == "flood" else "right")
+    for row in found.kinds:
+        table.add_row(
+            row.kind,
+            _number(row.ratio, ".3f"),
+            ", ".join(f"{each.merges_per_s:.1f}" for each in row.calm),
+            ", ".join(f"{each.merges_per_s:.1f}" for each in row.flooded),
+            ", ".join(_number(each.sockets_cpu, ".2f") for each in row.calm),
+            ", ".join(_number(each.sockets_cpu, ".2f") for each in row.flooded),
+            bytes_text(max((each.rss_bytes or 0 for each in row.flooded), default=None)),
+            str(row.links_lost),
+        )
+    Console().print(table)
 
 
 def _rows(text: str) -> list[tuple[int, float]]:
@@ -198,7 +281,9 @@ def _loads(options: argparse.Namespace) -> list[Load]:
     if (least := min(options.parameters)) < options.fragments:
         raise Refusal(f"--parameters {least}: fewer than the {options.fragments} fragments they are spread over")
     return [
-        Load(learners, step_s, options.every, options.fragments, parameters, options.seconds, options.cores)
+        Load(
+            learners, step_s, options.every, options.fragments, parameters, options.seconds, options.cores, options.tls
+        )
         for learners, step_s in options.rows or [(options.learners or 8, options.step_s or 0.07)]
         for parameters in options.parameters
     ]
@@ -287,8 +372,8 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _milliseconds(spread: Spread | None, which: str) -> str:
-    return "–" if spread is None else f"{1e3 * getattr(spread, which):.0f}"
+def _milliseconds(spread: Spread | None, which: str, form: str = ".0f") -> str:
+    return "–" if spread is None else format(1e3 * getattr(spread, which), form)
 
 
 SUBJECTS = {

@@ -29,12 +29,13 @@ def run_wire(words: Sequence[str]) -> int:
     add("--mib", type=cli.listed(MIB), default="1,4,16,64", metavar="N,…", help="of a payload (%(default)s)")
     add("--streams", type=cli.listed(STREAMS), default="1,4", metavar="S,…", help="bulk connections (%(default)s)")
     add("--total", type=cli.counting(MIB), default=256, metavar="MIB", help="each carries in a round (%(default)s)")
+    add("--tls", action="store_true", help="both through TLS 1.3, with keys made for it")
     add("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
     from skerry.proof.bench.wire import measure
 
-    rows = measure(options.mib, options.streams, options.total, tell)
+    rows = measure(options.mib, options.streams, options.total, tell, options.tls)
     cli.tell({"rows": rows}, options.json, lambda found: _show_wire(found["rows"]))
     return 0
 

@@ -17,13 +17,14 @@ from rich.text import Text
 from skerry import cli
 from skerry import config as configs
 from skerry.cli import chaos_table, live, train
+from skerry.engines.local import LocalRun, note_speeds
+from skerry.engines.spec import learners
 from skerry.errors import Refusal
 from skerry.proof.chaos import plan as plans
 from skerry.proof.chaos import report
 from skerry.proof.chaos.proxy import Proxy
 from skerry.proof.chaos.supervisor import ChaosRun
 from skerry.run import evaluations
-from skerry.shell.local import LocalRun
 from skerry.shell.syncer import write_json
 from skerry.train.data import open_data
 from skerry.train.held_out import HeldOut
@@ -128,8 +129,9 @@ def _twin(
 ) -> dict[str, float]:
     """A run of the same configuration that nobody disturbs: how fast its learners are."""
     run = msgspec.structs.replace(config.run, minutes=seconds / 60)
-    create(run_dir, msgspec.structs.replace(config, run=run), speeds, held_out.model)
-    local = LocalRun(run_dir, speeds, [])
+    create(run_dir, msgspec.structs.replace(config, run=run), held_out.model)
+    note_speeds(run_dir, speeds)
+    local = LocalRun(run_dir, [learners(speeds)], [], learner_arguments=["--data", config.data.path])
     local.run(lambda: show(local.status))
     return report.rates_of(report.read(run_dir)[0])
 
@@ -144,9 +146,11 @@ def _run(
     news: list[str],
     show: live.Show,
 ) -> dict[str, Any]:
-    create(run_dir, config, speeds, held_out.model)
+    create(run_dir, config, held_out.model)
+    note_speeds(run_dir, speeds)
     with Proxy(config.run.seed) as proxy:
-        local = ChaosRun(run_dir, speeds, [], news=news, faults=faults, proxy=proxy)
+        own = ["--data", config.data.path]
+        local = ChaosRun(run_dir, [learners(speeds)], [], learner_arguments=own, news=news, faults=faults, proxy=proxy)
         try:
             local.run(lambda: show(local.status, local.news))
         finally:

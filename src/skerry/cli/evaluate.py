@@ -1,8 +1,8 @@
 """skerry evaluate: what a run's model is worth, measured beside the run, which goes on meanwhile.
 
-The newest model, or a kept version: the held-out loss of the built-in model, or what a function of yours says. With
---watch again and again while the run goes, at every share of its budget; what is found then goes on the tape when the
-run is closed. Otherwise nothing is written.
+The newest model, a kept version, or each of them (--every-kept): the held-out loss of the built-in model, or what a
+function of yours says. With --watch again and again while the run goes, at every share of its budget; what is found
+then goes on the tape when the run is closed. Otherwise nothing is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.cli import live
 from skerry.core.facts import Evaluated
 from skerry.core.state import RunState
-from skerry.errors import HookFailed, Refusal
+from skerry.errors import FileDamaged, HookFailed, Refusal
 from skerry.plan import layouts
 from skerry.run import evaluations, hook
 from skerry.shell.evaluate import Measure, figures_told, finish, follow, looks
@@ -43,11 +43,15 @@ def run(words: Sequence[str]) -> int:
     end_with(options.parent)
     root: Path = options.run
     state = evaluations.state_in(root)
+    if options.every_kept and (options.watch or options.version is not None):
+        raise Refusal("--every-kept: is every version that the run has kept: leave --watch and --version out")
     every = _every(options, state) if options.watch else 0.0
     try:
         measure = _measure(options, state)
         cli.check_interrupted()
-        if not options.watch:
+        if options.every_kept:
+            cli.tell(_over_kept(root, state, measure), options.json, _show_kept)
+        elif not options.watch:
             cli.tell(_once(root, options.version, measure), options.json, _show)
         else:
             curve = _watched(root, every, measure, is_supervised=options.parent > 0)
@@ -73,6 +77,7 @@ def _parser() -> cli.Parser:
         "--with", dest="hook", metavar="MODULE:FUNCTION",
         help="a function that takes {name: float32 array} and returns a number, or {name: number}",
     )  # fmt: skip
+    p.add_argument("--every-kept", action="store_true", help="the start, each kept version and the newest, one by one")
     p.add_argument("--watch", action="store_true", help="while the run goes, until it is closed")
     p.add_argument(
         "--every", type=cli.typed(EVERY), metavar="SHARE", help="of the budget (default: run.evaluate_every)"
@@ -91,7 +96,7 @@ def _every(options: argparse.Namespace, state: RunState) -> float:
         raise Refusal("--version: a kept version does not change: leave --watch out")
     if state.phase == "closed" and not evaluations.waiting(options.run):
         raise Refusal(f"{options.run}: is closed, there is nothing to watch: leave --watch out")
-    every: float = options.every or configs.decode(state.created.config).run.evaluate_every
+    every: float = options.every or configs.decode(state.config).run.evaluate_every
     if not every:
         raise Refusal("--watch: the run has no run.evaluate_every: give --every, like --every 0.05")
     return every
@@ -109,7 +114,7 @@ def _measure(options: argparse.Namespace, state: RunState) -> Measure:
 
 
 def _held_out(options: argparse.Namespace, state: RunState) -> Measure:
-    config = configs.decode(state.created.config)
+    config = configs.decode(state.config)
     if layouts.built_in(shape_of(config.model)) != decode_layout(state.created.layout):
         raise Refusal(f"{options.run}: its model is not the built-in one: give --with module:function")
     cli.need("torch", "torch", "the built-in model's loss")
@@ -139,6 +144,28 @@ def _once(root: Path, number: int | None, measure: Measure) -> dict[str, Any]:
     }
 
 
+def _over_kept(root: Path, state: RunState, measure: Measure) -> dict[str, Any]:
+    """The curve over what the run has kept; a version that cannot be had is named, and the others are told of."""
+    points, left_out = list[dict[str, Any]](), list[str]()
+    for number in [0, *(version.number for version in state.kept), None]:
+        try:
+            points.append(_once(root, number, measure))
+        except FileDamaged as error:
+            left_out.append(f"{_which(number)}: {error}")
+    return {"run_dir": str(root), "versions": points, "left_out": left_out}
+
+
+def _show_kept(record: dict[str, Any]) -> None:
+    for line in record["left_out"]:
+        _say(f"left out: {line}")
+    for point in record["versions"]:
+        print(f"{point['progress']:7.1%}  {_which(point['version']):16s}  {figures_told(point['figures'])}")
+
+
+def _which(number: int | None) -> str:
+    return "newest model" if number is None else f"kept version {number}" if number else "the start"
+
+
 def _watched(root: Path, every: float, measure: Measure, is_supervised: bool) -> list[Evaluated]:
     os.nice(NICE)
     follow(root, every, measure, looks(root), _say)
@@ -150,5 +177,5 @@ def _say(line: str) -> None:
 
 
 def _show(record: dict[str, Any]) -> None:
-    which = "newest model" if record["version"] is None else f"kept version {record['version']}"
-    print(f"{record['run_dir']}: {which}, at {record['progress']:.1%} of the budget: {figures_told(record['figures'])}")
+    which, found = _which(record["version"]), figures_told(record["figures"])
+    print(f"{record['run_dir']}: {which}, at {record['progress']:.1%} of the budget: {found}")

@@ -16,11 +16,12 @@ from safetensors import SafetensorError
 
 from skerry import cli
 from skerry.algo.fragments import decode_layout
+from skerry.cli.live import forked_from
 from skerry.core.facts import Committed
 from skerry.core.state import KeptVersion, RunState
 from skerry.errors import FileDamaged, Refusal, TapeDamaged
 from skerry.run import repair
-from skerry.run.export import part_at, write_model
+from skerry.run.export import lineage_of, part_at, write_model
 from skerry.run.facts import facts_of, read_run
 from skerry.run.last_words import cut_off, state_in
 from skerry.run.outputs import ADAPTER, Output, adapter, files_for, like
@@ -98,6 +99,7 @@ def _exported(store: Store, form: Form, version: int | None) -> dict[str, Any]:
         "version": version,
         "parameters": decode_layout(state.created.layout).param_count,
         "left_out": left_out,
+        "lineage": lineage_of(state.created),
     }
 
 
@@ -131,7 +133,10 @@ def _show(record: dict[str, Any]) -> None:
         print(record["left_out"], file=sys.stderr)
     version = record["version"]
     when = f"after {record['merges']} merges" if version is None else f"of kept version {version}"
-    print(f"{record['model_path']}  ({record['parameters']:,} parameters {when})\nsha256 {record['model_sha256']}")
+    forked = f"\nforked from {forked_from(record['lineage'])}" if record["lineage"] else ""
+    print(
+        f"{record['model_path']}  ({record['parameters']:,} parameters {when})\nsha256 {record['model_sha256']}{forked}"
+    )
 
 
 def _explain(store: Store, state: RunState, kept: KeptVersion | None, error: FileDamaged) -> str:

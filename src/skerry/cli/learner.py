@@ -12,9 +12,12 @@ from typing import get_args, get_type_hints
 
 from skerry import cli
 from skerry import config as configs
-from skerry.errors import Refusal, RefusedError
-from skerry.shell.address import parse_addresses, read_token
-from skerry.shell.learner import STATES, fetch_config, join_timeout, learner_name, node_kind, state_kind
+from skerry.cli import voice
+from skerry.data.files import STDLIB
+from skerry.errors import Refusal, RefusedError, one_line
+from skerry.shell.address import parse_addresses
+from skerry.shell.identity import check_private, identity
+from skerry.shell.learner import STATES, fetch_config, join_timeout, node_kind, state_kind
 from skerry.shell.signals import end_with, held_back, until_signalled
 from skerry.text import Kind, count
 
@@ -27,8 +30,8 @@ log = logging.getLogger("skerry.learner")
 def run(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry learner", description=__doc__)
     parser.add_argument("--syncer", default=os.environ.get("SKERRY_SYNCER"), help="host:port (or SKERRY_SYNCER)")
-    parser.add_argument("--name", default=os.environ.get("SKERRY_NAME"), help="who this is, also after a restart")
-    parser.add_argument("--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret")
+    parser.add_argument("--name", help="who this is, also after a restart (or SKERRY_NAME; a key says it by itself)")
+    cli.add_secrets(parser)
     parser.add_argument(
         "--join-timeout",
         metavar="SECONDS",
@@ -37,7 +40,12 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--speed", type=float, default=1.0, help="pace against learner.step_s; 0.5 is half as fast")
     parser.add_argument("--pace-file", type=Path, help="while it holds a number, train at that share of the pace")
-    parser.add_argument("--data", help="the data on this machine, if it lies elsewhere than the run says")
+    parser.add_argument(
+        "--data",
+        default=os.environ.get("SKERRY_DATA"),
+        help=f"the data on this machine (or SKERRY_DATA): no syncer chooses what is read here; without it {STDLIB}, "
+        "if that is what the run trains on",
+    )
     parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     parser.add_argument(
         "--node",
@@ -56,6 +64,7 @@ def run(words: Sequence[str]) -> int:
         "--micro-batch", type=cli.counting(MICRO_BATCH), metavar="N", help="instead of the run's learner.micro_batch"
     )
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
+    voice.add_log(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
     if node_kind(options.node) == "thread" or state_kind(options.state) != "host":
@@ -74,17 +83,19 @@ def run(words: Sequence[str]) -> int:
             from skerry.adapters.device import check_together
 
         check_together(options.state, options.node)
-    name = learner_name(options.name)
-    cli.log_to_stderr(name)
+    who = identity(options.name, options.token_file, options.key_file, cli.flag)
+    name = who.name
+    voice.log_to_stderr(name)
     wanted = until_signalled(options.parent)
     end_with(options.parent)
-    token = read_token(options.token_file) if options.token_file else None
     join_timeout_s = join_timeout(options.join_timeout, default_s=0.0)
     run_name = None
+    (host, port), *others = addresses = parse_addresses(options.syncer)
+    check_private(addresses, who.key_file, options.insecure, cli.flag)
     try:
-        (host, port), *others = parse_addresses(options.syncer)
-        config = fetch_config(host, port, token, join_timeout_s, tuple(others))
+        config = fetch_config(host, port, who.token, join_timeout_s, tuple(others), who.key_file)
         run_name = config.run.name
+        _check_data(config, options)
         _train(configs.resolve(config, None, _own(options)), name, join_timeout_s, options, wanted)
     except KeyboardInterrupt:
         log.info("interrupted before it had joined; the same command tries again")
@@ -95,6 +106,16 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         cli.print_json({"learner": name, "run": run_name})
     return 0
+
+
+def _check_data(config: configs.Config, options: argparse.Namespace) -> None:
+    """A syncer that chose the path would read this machine's files out through the model."""
+    if options.data is None and config.data.path != STDLIB:
+        said = one_line(repr(config.data.path))
+        raise Refusal(
+            f"the run trains on data.path = {said}, and what is read here is not the syncer's to choose: give --data "
+            "PATH, where that data lies on this machine"
+        )
 
 
 def _choices(key: str) -> tuple[str, ...]:
@@ -133,6 +154,7 @@ def _train(
         name,
         options.speed,
         options.token_file,
+        options.key_file,
         join_timeout_s,
         device,
         options.pace_file,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from skerry.cli import voice
 from skerry.text import counted, lasting, size
 
 LINE_S = 10.0
@@ -25,11 +27,13 @@ COLOURS = {
     "stopped": "cyan",
     "left": "dim",
     "lost": "red",
+    "expelled": "red",
     "stalled": "yellow",
     "joining": "yellow",
     "away": "dim",
 }
 OVER_SHARE = 0.01  # of the budget: less is what is on its way at the end of any run
+SILENT_S = 5.0  # a syncer tells of itself twice a second
 WIDE = 96  # columns of a terminal that has room for what each learner sent and when
 
 
@@ -51,6 +55,24 @@ def showing(quiet: bool) -> Iterator[Show]:
 
 
 @contextmanager
+def telling() -> Iterator[Show]:
+    """For machines: what happens to processes as it happens, and where the run stands every few seconds."""
+    told, at = 0, -LINE_S
+
+    def show(status: dict[str, Any], news: list[str]) -> None:
+        nonlocal told, at
+        for line in news[told:]:
+            voice.say(line)
+        told = len(news)
+        if status and time.monotonic() - at >= LINE_S:
+            at = time.monotonic()
+            fields = {name: status[name] for name in ("phase", "progress", "merges", "contributors_mean", "tokens")}
+            voice.say(f"{status['phase']} {100 * status['progress']:.0f} %", fields=fields)
+
+    yield show
+
+
+@contextmanager
 def _table(console: Console) -> Iterator[Show]:
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
@@ -63,7 +85,7 @@ def _table(console: Console) -> Iterator[Show]:
         def show(status: dict[str, Any], news: list[str]) -> None:
             nonlocal told
             for line in news[told:]:
-                live.console.print(line, style="bold")
+                live.console.print(Text(line, style="bold"))
             told = len(news)
             if status:
                 bar.update(task, completed=status["progress"], description=f"{status['phase']:8s}")
@@ -74,14 +96,25 @@ def _table(console: Console) -> Iterator[Show]:
 
 
 @contextmanager
+def in_place(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """What is shown takes the place of what was, as far as the window goes; the last stays."""
+    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as shown:
+        yield lambda page: shown.update(page, refresh=True)
+
+
+@contextmanager
 def counting(what: str, quiet: bool, of: str = "batches") -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr for work that says how many of how many are done; lines now and then elsewhere, or nothing."""
+    """A bar with the time left, on stderr, for work that says how many of how many are done.
+
+    Where no person looks, a line now and then, or nothing.
+    """
     console = Console(stderr=True)
     if quiet:
         yield lambda done, total: None
     elif console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
+        words = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        left = (TextColumn("left:"), TimeRemainingColumn())
+        with Progress(*words, *left, console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
@@ -117,17 +150,18 @@ class _Lines:
             print(f"{100 * status['progress']:3.0f} %  {syncer_line(status)}  [{states}]", file=sys.stderr, flush=True)
 
 
-def table_of(status: dict[str, Any], width: int) -> Table:
-    """A line for each learner; what a record lacks, or has nothing to say about, is a dash."""
-    rows = {name: _cells(m) for name, m in status["learners"].items()}
+def table_of(status: dict[str, Any], width: int, names: Iterable[str] | None = None) -> Table:
+    """A line for each learner, or for these, in this order; what a record has nothing to say about is a dash."""
+    learners = status["learners"]
+    rows = {name: _cells(learners[name]) for name in (learners if names is None else names)}
     columns = ["life", "state", "step", "step time", "tokens/s", "unmerged", "loss"]
     columns += ["up", "down", "heard"] if width >= WIDE else []
     table = Table(box=None, pad_edge=False)
-    table.add_column("learner")
+    table.add_column("learner", no_wrap=True, overflow="ellipsis")
     for column in columns:
-        table.add_column(column, justify="left" if column == "state" else "right")
+        table.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
     for name, cells in rows.items():
-        table.add_row(name, *(cells[column] for column in columns))
+        table.add_row(Text(name), *(cells[column] for column in columns))
     return table
 
 
@@ -138,7 +172,7 @@ def _cells(m: dict[str, Any]) -> dict[str, str | Text]:
         "state": Text(m["state"], style=COLOURS.get(m["state"], "")),
         "step": f"{m['step']:,}",
         "step time": lasting(m["step_s"]) if is_training and m.get("step_s") else "–",
-        "tokens/s": f"{m['tokens_per_s']:,.0f}" if is_training else "–",
+        "tokens/s": f"{m.get('tokens_per_s', 0):,.0f}" if is_training else "–",
         "unmerged": str(m.get("unmerged_steps", "–")),
         "loss": f"{m['loss']:.3f}" if m.get("loss") else "–",
         "up": size(m.get("bytes_up", 0)),
@@ -162,6 +196,18 @@ def syncer_line(status: dict[str, Any]) -> str:
     )
 
 
+def headline(status: dict[str, Any], trouble: str = "") -> str:
+    """What a run does and what it waits for, in one line, whoever said it."""
+    if trouble:
+        return f"no word: {trouble}; looking again"
+    done = f"{100 * status['progress']:.1f} %, {counted(status['merges'], 'merge')}"
+    if status.get("serving", "served") != "served":
+        return f"not served ({status['serving']}); {status['phase']}, {done}"
+    waiting = f", waiting {status['waiting']}" if status.get("waiting") else ""
+    old = f"; silent for {lasting(status['age_s'])}" if status.get("age_s", 0.0) > SILENT_S else ""
+    return f"{status['phase']}, {done}{waiting}{old}"
+
+
 def _freshness(status: dict[str, Any]) -> str:
     return "red" if time.time() - status["at"] > 2.0 else ""
 
@@ -177,7 +223,7 @@ def print_summary(s: dict[str, Any]) -> None:
         *([("on the way", _curve(s["curve"]))] if s["curve"] else []),
         ("tokens merged", f"{s['tokens_merged']:,.0f} of {s['tokens_produced']:,.0f} produced; discarded: {discarded}"),
         ("merges", f"{s['merges']:,} with {s['contributors_mean']:.2f} contributors on average"),
-        ("goodput", f"{s['goodput']:.1%}; of the capacity no kill took away {s['goodput_of_capacity']:.1%}"),
+        ("goodput", _goodput(s)),
         ("longest gap", f"{s['merge_gap_max_s']:.1f} s between merges, {s['learner_step_gap_max_s']:.2f} s in a step"),
         ("recoveries", f"{s['learner_restarts']} learner, {s['syncer_restarts']} syncer"),
         ("on the wire", f"{size(up)} up, {size(down)} down{ratio}"),
@@ -188,6 +234,15 @@ def print_summary(s: dict[str, Any]) -> None:
         late = ", ".join(f"{n:,.0f} tokens of {name}" for name, n in s["tokens_after_budget"].items())
         rows.insert(2, ("over budget", f"{over}; merged after that were {late}"))
     console_of_stdout().print(listed(rows))
+    where = shlex.quote(s["run_dir"])
+    print(f"\nlook again with: skerry dashboard {where}, or: skerry report {where}")
+
+
+def _goodput(s: dict[str, Any]) -> str:
+    if s["goodput"] is None:
+        return "not known: the run was too short to say how fast its learners are"
+    spared = f"; of the capacity no kill took away {s['goodput_of_capacity']:.1%}"
+    return f"{s['goodput']:.1%}{spared if s['goodput_of_capacity'] is not None else ''}"
 
 
 def over_budget(s: dict[str, Any]) -> str:
@@ -200,6 +255,13 @@ def over_budget(s: dict[str, Any]) -> str:
         f"{over:,.0f} {unit} more than the {budget:,.12g} asked for: steps that learners took before they heard that "
         "the budget was spent, as while no syncer was there"
     )
+
+
+def forked_from(lineage: dict[str, Any]) -> str:
+    """Where the first values of a run came from, for a person."""
+    number = lineage.get("version")
+    which = "its newest model" if number is None else "its start" if number == 0 else f"its kept version {number}"
+    return f"{lineage.get('run')}, {which} at commit {str(lineage.get('commit'))[:12]}"
 
 
 def _curve(points: list[dict[str, Any]]) -> str:

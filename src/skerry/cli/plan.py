@@ -25,7 +25,7 @@ from skerry.plan import bandwidth, layouts, paper
 from skerry.plan.forecast import report
 from skerry.plan.needs import State
 from skerry.plan.syncs import Failures, Island, RunPlan
-from skerry.run.genesis import read_layout
+from skerry.run.genesis import open_genesis
 from skerry.text import Kind, counted, size
 from skerry.train.shapes import resolved, shape_of
 
@@ -261,7 +261,8 @@ def _plan(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> RunP
     )
     failures = Failures(_one(asked, "mtbi"), _one(asked, "repair", 0.0)) if "mtbi" in asked else None
     rate = _one(asked, "syncer_mbit", math.inf)
-    return RunPlan(config, _layout(asked, config), islands, failures, rate, state=_state(asked))
+    layout, fixed_bytes = _model(asked, config)
+    return RunPlan(config, layout, islands, failures, rate, state=_state(asked), fixed_bytes=fixed_bytes)
 
 
 def _state(asked: dict[str, Word]) -> State:
@@ -288,13 +289,16 @@ def _asked(options: argparse.Namespace) -> dict[str, Word]:
     return asked | {name: Word(f"--{name.replace('_', '-')}", text) for name, text in given.items()}
 
 
-def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
+def _model(asked: dict[str, Word], config: configs.Config) -> tuple[Layout, int]:
+    """What is trained of it, and the bytes of what is not."""
+    fixed_bytes = 0
     if "genesis" in asked and "params" in asked:
         raise Refusal(f"{asked['params']}: {asked['genesis']} says how large the model is; give one of the two")
     if "tensors" in asked and "params" not in asked:
         raise Refusal(f"{asked['tensors']}: goes with params, the model's size")
     if "genesis" in asked:
-        layout = read_layout(Path(asked["genesis"].text))
+        layout, values = open_genesis(Path(asked["genesis"].text))
+        fixed_bytes = values.fixed_bytes
     elif "params" in asked:
         params = _one(asked, "params")
         tensors = int(_one(asked, "tensors", fragments_wanted(params, config.sync.num_fragments)))
@@ -308,7 +312,7 @@ def _layout(asked: dict[str, Word], config: configs.Config) -> Layout:
             f"{layout.param_count:.3g} parameters: one syncer holds at most {RUN_PARAMS_MAX:.0e} "
             "(it has 12 bytes of each in memory)"
         )
-    return layout
+    return layout, fixed_bytes
 
 
 def _one(asked: dict[str, Word], name: str, default: float = math.nan) -> float:
@@ -356,6 +360,8 @@ def _print_run(told: dict[str, Any]) -> None:
         table.add_row(f"memory, {name}", size(memory[key]["total"]), size(memory[key]["at_worst"]))
     table.add_row("disk, checkpoints", size(disk["files"]), "")
     table.add_row("disk, kept versions by the end", size(disk["kept"]), "")
+    if disk["fixed"]:
+        table.add_row("disk, what is not trained", size(disk["fixed"]), "")
     table.add_row("disk, journal at most", size(disk["journal"]), "")
     table.add_row("disk, grows in an hour", size(disk["grows_per_hour"]), "")
     table.add_row("disk, written in an hour", size(disk["written_per_hour"]), "")

@@ -13,8 +13,10 @@ from typing import Any
 
 from skerry import cli, text
 from skerry import config as configs
+from skerry.cli import voice
 from skerry.core.state import RunState
 from skerry.errors import DiskFull, Refusal
+from skerry.run.holding import when_free
 from skerry.run.last_words import open_to_read, state_in
 from skerry.run.prune import Choice, carry_out, choose, freed, make_way
 from skerry.run.rollback import kept_version
@@ -45,7 +47,7 @@ def run(words: Sequence[str]) -> int:
         state, choice = _chosen(store, options)
         record = _record(root, state, choice, options.before)
     if not options.dry_run:
-        check_unserved(root)
+        when_free(root, lambda: check_unserved(root), voice.say)
         try:
             _prune(root, options)
         except DiskFull:
@@ -57,7 +59,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _prune(root: Path, options: Any) -> None:
-    with Store.open(root) as store:
+    with when_free(root, lambda: Store.open(root), voice.say) as store:
         carry_out(store, *_chosen(store, options))
 
 
@@ -92,7 +94,7 @@ def _record(root: Path, state: RunState, choice: Choice, before: int | None) -> 
         "merges": state.merges,
         "kept_removed": list(choice.kept),
         "kept": kept,
-        "record": configs.decode(state.created.config).store.record,
+        "record": configs.decode(state.config).store.record,
     }
 
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from skerry import cli
 from skerry.cli.export import check_out
+from skerry.cli.live import forked_from
 from skerry.errors import Refusal
 from skerry.run.facts import read_run
 from skerry.run.replay import Excluded, Report, Show, replay
@@ -94,6 +95,7 @@ def _record(report: Report, run_dir: Path) -> dict[str, Any]:
         "left_out": report.left_out,
         "skipped": report.skipped,
         "begins": report.begins,
+        "lineage": report.lineage,
         "model_sha256": report.model_sha256,
         "run_dir": str(run_dir),
     }
@@ -114,6 +116,8 @@ def _print(report: Report) -> None:
         print(f"sha256 {report.model_sha256}" if report.model else "not every fragment could be recomputed")
     else:
         print(_nothing(report))
+    if report.lineage is not None:
+        print(f"forked from {forked_from(report.lineage)}")
     if report.excluded is not None:
         _print_excluded(report.excluded)
 

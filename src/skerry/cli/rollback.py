@@ -15,10 +15,12 @@ from typing import Any
 
 from skerry import cli
 from skerry.algo.fragments import decode_layout
+from skerry.cli import voice
 from skerry.cli.status import command_for
 from skerry.core.state import KeptVersion
 from skerry.errors import Refusal
 from skerry.node import telemetry
+from skerry.run.holding import when_free
 from skerry.run.last_words import STATUS, open_to_read, state_in
 from skerry.run.rollback import kept_version, roll_back
 from skerry.run.room import STATE_BYTES
@@ -72,8 +74,8 @@ def _about(root: Path, version: KeptVersion) -> dict[str, Any]:
 def _rolled_back(root: Path, number: int) -> dict[str, Any]:
     with open_to_read(root) as store:  # what is wrong is said before anything is written
         kept_version(state_in(store), number)
-    check_unserved(root)
-    with Store.open(root) as store:
+    when_free(root, lambda: check_unserved(root), voice.say)
+    with when_free(root, lambda: Store.open(root), voice.say) as store:
         state = state_in(store)
         facts = roll_back(store, state, number)
         for fact in facts:

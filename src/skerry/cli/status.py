@@ -1,68 +1,106 @@
-"""skerry status: where a run stands, from its directory on this machine or asked of its syncer anywhere."""
+"""skerry status: where a run stands, from its directory on this machine or asked of its syncer anywhere.
+
+With --watch again and again, in place on a terminal; a syncer that is away is waited for.
+"""
 
 from __future__ import annotations
 
-import os
+import argparse
+import contextlib
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from skerry import cli
 from skerry.cli import live
+from skerry.cli.watching import Look, Watching
+from skerry.engines import folder
+from skerry.engines.local import LOCAL
 from skerry.errors import NoAnswer, Refusal, one_line
+from skerry.node.record import legible
 from skerry.run.status import status_of
-from skerry.shell.address import parse_address, read_token
+from skerry.shell.address import parse_address
 from skerry.shell.evaluate import figures_told
-from skerry.shell.local import LOCAL
+from skerry.shell.identity import check_private, secrets_of, tls_of
 from skerry.text import counted, lasting, size
 from skerry.wire.inquiry import ask_status
 
-OLD_S = 5.0  # a syncer writes its status twice a second
 SAID = {  # by the rows below, or of no use to a person who looks once
     "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "over_budget", "merges", "contributors_mean",
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
     "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s", "disk",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
-    "evaluated", "curve",
+    "turns", "evaluated", "curve", "lineage", "orders", "dropped", "finishing", "admin", "unwritten_bytes",
+    "free_bytes",
 }  # fmt: skip
+
+FULL_BYTES = 1 << 20  # free: with less no syncer goes on
 
 
 def run(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry status", description=__doc__)
     parser.add_argument("run", metavar="RUN_DIR|HOST:PORT", help="a run directory, or the address of a syncer")
-    parser.add_argument(
-        "--token-file", default=os.environ.get("SKERRY_TOKEN_FILE"), help="file with the shared secret, for HOST:PORT"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    cli.add_secrets(parser, ", for HOST:PORT")
+    parser.add_argument("--watch", action="store_true", help="again and again, until the run is closed or Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch one a line")
     options, overrides = cli.parse(parser, words)
     if overrides:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
-    cli.tell(_looked(options.run, options.token_file), options.json, lambda record: _show(record, options.run))
+    if options.watch:
+        _watch(options)
+    else:
+        cli.tell(looked(options), options.json, lambda record: _show(record, options.run))
     return 0
 
 
-def _looked(target: str, token_file: str | None) -> dict[str, Any]:
+def _watch(options: argparse.Namespace) -> None:
+    """In place on a terminal, else an object or a line for each look; a syncer that is away is waited for."""
+    with contextlib.suppress(KeyboardInterrupt), Watching(lambda: looked(options)) as watching:
+        console = live.console_of_stdout()
+        if options.json:
+            for look in watching:
+                cli.print_json({"error": look.trouble} if look.trouble else look.record)
+                sys.stdout.flush()
+        elif not console.is_terminal:
+            for look in watching:
+                print(one_line(live.headline(look.record, look.trouble)), flush=True)
+        else:
+            with live.in_place(console) as show:
+                for look in watching:
+                    show(_page(look, options.run, console.width))
+
+
+def looked(options: argparse.Namespace) -> dict[str, Any]:
     """The record of a run, whichever way it is named."""
+    target: str = options.run
     if Path(target).is_dir():
         return status_of(Path(target))
     if Path(target).exists() or ":" not in target:
         raise Refusal(f"{target}: is no run directory: check the path, or name a syncer as host:port")
-    token = read_token(token_file) if token_file else None
-    status = ask_status(*parse_address(target), token)
+    token, key_file = secrets_of(options.token_file, options.key_file, cli.flag)
+    check_private([parse_address(target)], key_file, options.insecure, cli.flag)
+    status = ask_status(*parse_address(target), token, tls=tls_of(key_file))
     try:
-        record: dict[str, Any] = msgspec.json.decode(status.record, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise NoAnswer(f"{target}: its status cannot be read: install the same version on both") from None
+        record = legible(status.record)
+    except ValueError as error:
+        raise NoAnswer(
+            one_line(f"{target}: its status cannot be read ({error}): install the same version on both")
+        ) from None
     return record | {"serving": "served", "age_s": status.age_s}
 
 
 def command_for(root: Path) -> str:
     """What goes on with the run in this directory."""
     where = shlex.quote(str(root))
+    with contextlib.suppress(Refusal):  # nothing was launched into it
+        if file := folder.read(root).file:
+            return f"skerry launch {shlex.quote(file)} --run {where}"
     if (root / LOCAL).exists():
         return f"skerry train --resume {where}"
     return f"skerry syncer --run {where}  (with the options it had)"
@@ -73,17 +111,28 @@ def command_for(root: Path) -> str:
 
 def _show(record: dict[str, Any], target: str) -> None:
     console = live.console_of_stdout()
-    console.print(live.listed((name, one_line(what)) for name, what in _rows(record, target)))
+    console.print(Group(*_shown(record, target, console.width)))
+
+
+def _shown(record: dict[str, Any], target: str, width: int) -> list[RenderableType]:
+    shown: list[RenderableType] = [live.listed((name, one_line(what)) for name, what in _rows(record, target))]
     if record["learners"]:
-        console.print()
-        console.print(live.table_of(record, console.width))
+        shown += ["", live.table_of(record, width)]
+    return shown
+
+
+def _page(look: Look, target: str, width: int) -> Group:
+    trouble = [Text(one_line(look.trouble), style="red")] if look.trouble else []
+    return Group(*_shown(look.record, target, width), *trouble)
 
 
 def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
     """A record in lines; keys that this version does not know are shown as they are."""
     yield "run", f"{r['run']} in {target}" if Path(target).is_dir() else f"{r['run']} at {target}"
-    yield "serving", _serving(r, Path(target))
-    yield "progress", _progress(r)
+    if isinstance(lineage := r.get("lineage"), dict):
+        yield "forked from", live.forked_from(lineage)
+    yield "serving", serving_of(r, Path(target))
+    yield "progress", progress_of(r)
     if over := live.over_budget(r):
         yield "over budget", over
     if found := r.get("evaluated"):
@@ -100,12 +149,16 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
     if "quorum" in r:
         yield "quorum", f"K = {r['quorum']}, {counted(r['ready'], 'learner')} ready"
         yield "waiting", r["waiting"]
+    if r.get("orders"):
+        closes = "; it closes, by an order" if r.get("finishing") else ""
+        out = f"; kept out: {', '.join(r['dropped'])}" if r.get("dropped") else ""
+        yield "orders", f"{r['orders']:,} so far{closes}{out}"
     yield "tokens", _tokens(r["tokens"])
     if r.get("refused"):
         yield "refused", ", ".join(f"{n} {why}" for why, n in r["refused"].items())
     for learner, why in r.get("ahead", {}).items():
         yield "turned away", f"{learner}: {why}"
-    for row in r.get("turned_away", []):
+    for row in [row for row in r.get("turned_away", []) if row["who"] not in r.get("ahead", {})]:
         times = f"{counted(row['count'], 'time')}, last {lasting(row['ago_s'])} ago"
         yield "turned away", f"{row['who']}: {row['why']} ({times})"
     if disk := r.get("disk"):
@@ -117,12 +170,12 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
             yield key.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _serving(r: dict[str, Any], root: Path) -> str:
+def serving_of(r: dict[str, Any], root: Path) -> str:
     since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r['at']))} ({lasting(r['age_s'])} ago)"
     match r["serving"]:
         case "served":
             where = "" if r.get("is_here", True) else ", on another machine or in another container,"
-            old = f" but silent for {lasting(r['age_s'])}" if r["age_s"] > OLD_S else ""
+            old = f" but silent for {lasting(r['age_s'])}" if r["age_s"] > live.SILENT_S else ""
             return f"on {r['address']} by process {r['pid']}{where}{old}"
         case "starting":
             return f"not yet: process {r['pid']} has been starting or repairing it for {lasting(r['starting_s'])}"
@@ -134,17 +187,27 @@ def _serving(r: dict[str, Any], root: Path) -> str:
             return f"not running; created at {since}; begin with: {command_for(root)}"
         case "paused":
             return f"not running; paused at {since}; go on with: {command_for(root)}"
+        case "died" if r.get("free_bytes", FULL_BYTES) < FULL_BYTES:
+            free = f"the disk is full ({size(r['free_bytes'])} free): make room first, as with skerry prune {root}"
+            return f"not running, last commit at {since}; {free}; then go on with: {command_for(root)}"
         case _:
             return f"not running; its syncer died, last commit at {since}; go on with: {command_for(root)}"
 
 
-def _progress(r: dict[str, Any]) -> str:
+def progress_of(r: dict[str, Any]) -> str:
     unit, n = next(iter(r.get("budget", {}).items()), ("", 0))
     of = f" of {n:,.12g} {unit}" if unit else ""
     spent, elapsed_s = r["progress"], r["elapsed_s"]
-    is_under_way = r["serving"] == "served" and 0 < spent < 1
+    is_under_way = r["serving"] == "served" and 0 < spent < 1 and (unit == "minutes" or _is_training(r))
     left = f", about {lasting(elapsed_s * (1 - spent) / spent)} left" if is_under_way and elapsed_s else ""
     return f"{r['phase']}: {100 * spent:.1f} %{of} after {lasting(elapsed_s)} of training{left}"
+
+
+def _is_training(r: dict[str, Any]) -> bool:
+    """Somebody does, and as many are there as a merge needs; else only minutes are spent."""
+    states = [each["state"] for each in r["learners"].values()]
+    present = sum(state in ("training", "stalled", "joining") for state in states)
+    return "training" in states and present >= r.get("quorum", 1)
 
 
 def _evaluated(found: dict[str, Any]) -> str:

@@ -1,4 +1,8 @@
-"""skerry stop: end the process that serves a run on this machine, in order, as Ctrl-C does."""
+"""skerry stop: end the process that serves a run, in order, as Ctrl-C does: the run is paused, and goes on later.
+
+With --finish the run is closed instead, for good, whatever is left of its budget: as at every end, learners hand in
+what is not merged yet, are told to end, and the model is final.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from skerry import cli, text
+from skerry.cli import ordering
 from skerry.cli.status import command_for
+from skerry.core.messages import FinishRun, PauseRun
 from skerry.errors import Refusal
 from skerry.run.status import status_of
 from skerry.shell.stop import Ended, stop
@@ -19,17 +25,19 @@ WITHIN = text.Kind(text.seconds, 1.0, 86400.0)
 
 def run(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry stop", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    ordering.add_target(parser)
+    parser.add_argument("--finish", action="store_true", help="close the run now, instead of pausing it")
     parser.add_argument(
         "--within", type=cli.typed(WITHIN), default=60.0, metavar="TIME", help="wait this long for it to end (1min)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options, overrides = cli.parse(parser, words)
-    if overrides:
-        raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
-    root: Path = options.run
+    options = ordering.parsed(parser, words)
+    if options.finish:
+        return ordering.order(options, FinishRun())
+    root = Path(options.run)
     if not root.is_dir():
-        raise Refusal(f"{root}: is no run directory; a run is stopped on the machine that has its directory")
+        return ordering.order(options, PauseRun())
+    if options.key_file or options.token_file:
+        raise Refusal(f"{root}: is a run directory, which needs no key or token: leave it out, or give host:port")
     status_of(root)  # a directory without a run is refused before anything is looked for
     ended = stop(root, options.within, _say)
     after = status_of(root)

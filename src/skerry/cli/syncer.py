@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,19 +18,22 @@ from skerry import cli
 from skerry import config as configs
 from skerry.algo import fragments
 from skerry.algo.fragments import decode_layout
-from skerry.cli import live
+from skerry.cli import live, page, voice
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
-from skerry.run import last_words, repair, room
+from skerry.run import last_words, provenance, repair, room
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_layout
-from skerry.shell.address import PORT, read_token
+from skerry.run.holding import when_free
+from skerry.run.keys import Keys
+from skerry.shell.address import PORT, is_loopback
+from skerry.shell.identity import read_token
 from skerry.shell.repair import make_whole
 from skerry.shell.signals import until_signalled
 from skerry.shell.syncer import SyncerShell
 from skerry.store.store import Store, check_unused
 from skerry.train.shapes import resolved, shape_of
-from skerry.wire.tcp import Server
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox
 
 First = tuple[configs.Config, fragments.Layout, GenesisFile]
@@ -47,9 +52,17 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--run", type=Path, required=True, metavar="DIR", help="the run directory; resumed if it holds a run"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve; beyond loopback a token is required")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve; beyond this machine learners need keys (skerry keys issue)",
+    )
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--token-file", help="file with the shared secret learners must know")
+    parser.add_argument("--keys", action="store_true", help="ask for keys on this machine too")
+    parser.add_argument(
+        "--insecure", action="store_true", help="beyond this machine a token instead of keys, and nothing is encrypted"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="the shared secret that learners must know, without keys")
     parser.add_argument(
         "--genesis", type=Path, help="safetensors with the first values (default: the built-in GPT, seeded)"
     )
@@ -62,36 +75,51 @@ def run(words: Sequence[str]) -> int:
         choices=["same", "previous"],
         help="restore damaged fragments first: the same version from records or a learner, or go on from the previous",
     )
+    page.add_options(parser, page.OFF, "serve the live page there; 0: any port that is free (default: off)")
     parser.add_argument("--parent", type=int, default=0, help="end when this process is gone")
+    voice.add_log(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, overrides = cli.parse(parser, words)
     if not 0 <= options.port < 65536:
         raise Refusal(f"--port {options.port}: must be from 0 to 65535")
-    cli.log_to_stderr("syncer")
+    voice.log_to_stderr("syncer")
+    uses_keys = _uses_keys(options)
     token = read_token(options.token_file) if options.token_file else None
-    port = _check_address(options.host, options.port, token)
+    keys = Keys(options.run) if uses_keys else None
+    if keys is not None:
+        keys.check()
+    port = _check_address(options, secrets.token_bytes() if uses_keys else token, options.insecure or uses_keys)
+    listener = page.opened(options)
     wanted = until_signalled(options.parent)
     store = open_run(options, overrides)
     if options.repair:
         options.port = port  # learners dial again where they were asked for their copies
-        store = _repaired(store, options, token, wanted)
+        store = _repaired(store, options, token, keys, wanted)
     with store:
+        provenance.note(options.run, cli.command())
         if (state := state_of(store.records)).phase == "closed":
             return _tell_end("closed", state, options)  # a service manager that starts it again hears that all is well
         try:
             cli.warm_up()  # before anybody can connect: where nothing is compiled yet it takes a while
         except KeyboardInterrupt:
             return _tell_end("interrupted", state, options)
-        shell = _shell(store, options, token)
+        shell = _shell(store, options, token, keys)
         state = shell.node.machine.state
         stage = f"goes on after {state.merges} merges" if state.merges else "no merge yet"
-        print(f"skerry: serving {options.run} on {shell.server.address} ({stage})", file=sys.stderr)
-        reason = shell.run(wanted)
+        voice.say(f"serving {options.run} on {shell.server.address} ({stage})")
+        if uses_keys:
+            voice.say(f"learners need keys: skerry keys issue {shlex.quote(str(options.run))} NAME")
+        elif options.insecure:
+            voice.say(f"nothing is encrypted: whoever can listen to {options.host} reads all", "warning")
+        if listener is not None:
+            voice.say(f"look at it: {page.told(options, listener)}")
+        with page.beside(options.run, options, listener):
+            reason = shell.run(wanted)
     return _tell_end(reason, state, options)
 
 
 def _tell_end(reason: str, state: RunState, options: argparse.Namespace) -> int:
-    print(f"skerry: {_last_line(reason, state, options.run)}", file=sys.stderr)
+    voice.say(_last_line(reason, state, options.run))
     if options.json:
         cli.print_json({"ended": reason, "phase": state.phase, "merges": state.merges, "run_dir": str(options.run)})
     return 0
@@ -104,28 +132,43 @@ def _last_line(reason: str, state: RunState, root: Path) -> str:
     return f"interrupted after {state.merges} merges; the same command goes on from there"
 
 
-def _shell(store: Store, options: argparse.Namespace, token: bytes | None) -> SyncerShell:
+def _uses_keys(options: argparse.Namespace) -> bool:
+    """Beyond this machine always, unless somebody says in words that nothing is to be encrypted."""
+    if options.keys and options.insecure:
+        raise Refusal("--keys and --insecure: give one of them")
+    uses_keys = options.keys or not (options.insecure or is_loopback(options.host))
+    if uses_keys and options.token_file:
+        raise Refusal(
+            f"--token-file {options.token_file}: learners that dial {options.host} have keys, and need no token: leave "
+            "it out, or add --insecure to go without encryption, as inside a VPN"
+        )
+    return bool(uses_keys)
+
+
+def _shell(store: Store, options: argparse.Namespace, token: bytes | None, keys: Keys | None) -> SyncerShell:
     try:
-        return SyncerShell(store, options.host, options.port, token)
+        return SyncerShell(store, options.host, options.port, token, keys, options.insecure)
     except FileDamaged:
         state = state_of(store.records)
         raise Refusal(repair.explain(store, state, repair.damaged(store, state), genesis=options.genesis)) from None
 
 
-def _repaired(store: Store, options: argparse.Namespace, token: bytes | None, wanted: Callable[[], bool]) -> Store:
+def _repaired(
+    store: Store, options: argparse.Namespace, token: bytes | None, keys: Keys | None, wanted: Callable[[], bool]
+) -> Store:
     """The same run with every fragment whole, opened anew so that it begins with what the repair wrote."""
     with store:
         cli.warm_up()  # merges may have to be done again
         listen = (options.host, options.port, token)
         genesis = options.genesis or options.run / GENESIS
-        if not make_whole(store, listen, options.repair == "previous", wanted, genesis):
+        if not make_whole(store, listen, options.repair == "previous", wanted, genesis, keys, options.insecure):
             raise KeyboardInterrupt
-    return Store.open(options.run)
+    return opened(options.run)
 
 
-def _check_address(host: str, port: int, token: bytes | None) -> int:
+def _check_address(options: argparse.Namespace, token: bytes | None, insecure: bool) -> int:
     """Refuse what cannot be served before a run is created or its next epoch written; the port it would be."""
-    server = Server(host, port, token, Inbox(1), _no_payload)
+    server = Server(options.host, options.port, token, Inbox(1), _no_payload, insecure=insecure)
     server.close()
     return server.port
 
@@ -134,13 +177,18 @@ def _no_payload(message: object) -> int:
     raise ProtocolError(f"{type(message).__name__} before the run is open")
 
 
+def opened(root: Path) -> Store:
+    """To be written; who holds it for a moment, like an order that came just now, is waited for."""
+    return when_free(root, lambda: Store.open(root), voice.say)
+
+
 def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
     """The run in this directory, created if it holds none; bad input is refused before anything is written."""
     _check_whole(options.run)
     if options.repair and not os.path.isdir(options.run / "tape"):
         raise Refusal(f"--repair: {options.run} holds no run: check the path")
     first = None if os.path.isdir(options.run / "tape") else _first(options, overrides)
-    store = Store.open(options.run)
+    store = opened(options.run)
     try:
         if store.records:
             _check_resume(store, options, overrides)
@@ -151,7 +199,7 @@ def open_run(options: argparse.Namespace, overrides: Overrides) -> Store:
         store.close()
         raise
     store.close()
-    return Store.open(options.run)
+    return opened(options.run)
 
 
 def _check_whole(root: Path) -> None:
@@ -160,7 +208,7 @@ def _check_whole(root: Path) -> None:
         if lost := last_words.lost_tape(root):
             raise Refusal(lost)
         return
-    check_unused(root)
+    when_free(root, lambda: check_unused(root), voice.say)
     with Store.open(root, readonly=True) as store:
         cut = last_words.cut_off(store, state_of(store.records) if store.records else None)
     if cut:
@@ -170,8 +218,8 @@ def _check_whole(root: Path) -> None:
 def _check_resume(store: Store, options: argparse.Namespace, overrides: Overrides) -> None:
     """The command that began a run goes on with it, so that a service manager need not know which it does."""
     state = state_of(store.records)
-    config = configs.decode(state.created.config)
-    _check_config(store.root, config, options, overrides)
+    config = configs.decode(state.config)
+    _check_config(store.root, config, configs.decode(state.created.config), options, overrides)
     room.check(store.root, config, fragments_of(state.created), is_new=False)
     if options.genesis is not None and not options.genesis.exists():
         log.warning("%s is gone; that does no harm, the run has its own values", options.genesis)
@@ -185,11 +233,25 @@ def _check_resume(store: Store, options: argparse.Namespace, overrides: Override
             log.warning("%s has other values than the run began with; the run goes on with its own", options.genesis)
 
 
-def _check_config(root: Path, recorded: configs.Config, options: argparse.Namespace, overrides: Overrides) -> None:
-    """Refuse what is said and differs from the run's own configuration; what is not said may have a new default."""
+def _check_config(
+    root: Path,
+    recorded: configs.Config,
+    first: configs.Config,
+    options: argparse.Namespace,
+    overrides: Overrides,
+) -> None:
+    """Refuse what is said and differs from the run's own configuration; what is not said may have a new default.
+
+    What an order has changed since may also be said as it was at `first`: the command that began the run still says so.
+    """
     base = _base(options)
     given = configs.resolve(base, options.config, overrides)
-    differences = configs.differences(given, recorded, configs.said(base, options.config, overrides))
+    said = configs.said(base, options.config, overrides)
+    ordered = {key for key, *_ in configs.changes(first, recorded)}
+    as_it_was = [key for key in said if key in ordered and not configs.differences(given, first, [key])]
+    differences = configs.differences(given, recorded, [key for key in said if key not in as_it_was])
+    for line in configs.differences(given, recorded, as_it_was):
+        log.info("%s, which an order has changed since the run began", line)
     if differences:
         more = len(differences) - DIFFERENCES_SHOWN
         shown = ", ".join(differences[:DIFFERENCES_SHOWN]) + (f" and {more} more" if more > 0 else "")

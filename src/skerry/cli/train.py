@@ -14,15 +14,20 @@ import msgspec
 
 from skerry import cli
 from skerry import config as configs
-from skerry.cli import live
+from skerry.cli import live, page, voice
 from skerry.cli.export import export
 from skerry.core.state import state_of
+from skerry.engines import folder
+from skerry.engines.local import LOCAL, Local, LocalRun, note_speeds
+from skerry.engines.spec import built_in
 from skerry.errors import Refusal
-from skerry.run import evaluations, repair, summary
+from skerry.run import evaluations, provenance, repair, summary
+from skerry.run.history import history_in
+from skerry.run.holding import when_free
 from skerry.run.last_words import cut_off, open_to_read, state_in
 from skerry.run.tally import tally
-from skerry.shell.local import LOCAL, Local, LocalRun
 from skerry.shell.syncer import write_json
+from skerry.store.files import contents
 from skerry.store.store import Store, check_unused
 from skerry.train.data import open_data
 from skerry.train.held_out import HeldOut
@@ -61,6 +66,8 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
     p.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
     cli.add_preset(p, "local")
     p.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this directory")
+    voice.add_log(p)
+    page.add_options(p, page.ANY, "port of the live page; 0, which is the default: any that is free; off: no page")
     p.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return p
 
@@ -68,6 +75,8 @@ def parser(prog: str, description: str | None = __doc__) -> cli.Parser:
 def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: str = "") -> int:
     """Check, create or resume, run, sum up; `story` opens what is said to a person once nothing is refused."""
     cli.need("torch", "torch", "the built-in trainer")
+    if (given := options.resume or options.out) is not None:
+        folder.check_ours(given)
     if options.resume is not None:
         run_dir, config, speeds = _resumed(options, overrides)
     else:
@@ -75,16 +84,19 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
         speeds = speeds_of(options.speeds, config.run.learners)
         run_dir = fresh_dir(options.out, config.run.name, resumable=True)
     kills = _kills(options, len(speeds))
+    listener = page.opened(options)
     data = open_data(config)  # refuse bad data before anything is written
     check_room(run_dir, config, is_new=options.resume is None)
     held_out = HeldOut(config, data)
     cli.check_interrupted()
-    if not options.json:
+    if not options.json and options.log == "text":
         _announce(story, config, speeds, held_out, run_dir)
     cli.warm_up()  # compiled once, here, rather than by every child at the same time
     if options.resume is None:
-        create(run_dir, config, speeds, held_out.model)
-    quiet = options.json and not sys.stderr.isatty()
+        create(run_dir, config, held_out.model)
+        note_speeds(run_dir, speeds)
+    provenance.note(run_dir, cli.command())
+    quiet = options.log == "json" or (options.json and not sys.stderr.isatty())
     with live.counting("held-out loss at the start", quiet) as told:
         first = evaluations.read(run_dir, 0)
         val_loss_start = held_out.loss(first.arrays, told)
@@ -92,12 +104,19 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     if is_evaluated and options.resume is None:
         evaluations.keep(run_dir, evaluations.fact_of(first, {"loss": val_loss_start}))
     del first  # as large as the model
-    local_run = LocalRun(run_dir, speeds, kills, learner_arguments=_state_of(speeds), is_evaluated=is_evaluated)
+    own = ["--data", config.data.path, *_state_of(speeds)]
+    form = ["--log", options.log]
+    launch = built_in(config, speeds)
+    record = folder.record_of(launch, "local", run_dir)
+    local_run = LocalRun(run_dir, launch.islands, kills, form, [*own, *form], record, is_evaluated=is_evaluated)
     try:
-        with live.showing(quiet) as show:
+        if listener is not None:
+            voice.say(f"look at it: {page.told(options, listener)}", mark="")
+        showing = live.telling() if options.log == "json" else live.showing(quiet)
+        with page.beside(run_dir, options, listener), showing as show:
             local_run.run(lambda: show(local_run.status, local_run.news))
     except KeyboardInterrupt:
-        print(f"\nskerry: interrupted; go on with: skerry train --resume {run_dir}", file=sys.stderr)
+        voice.say(f"interrupted; go on with: skerry train --resume {run_dir}", mark="\nskerry: ")
         if options.json:
             cli.print_json({"error": "interrupted", "run_dir": str(run_dir)})
         return 130
@@ -108,11 +127,12 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
 
 
 def _finish(run_dir: Path, done: LocalRun, losses: dict[str, float]) -> dict[str, Any]:
-    speeds = {f"learner-{i}": speed for i, speed in enumerate(done.speeds)}
     with Store.open(run_dir, readonly=True) as store:
         path = run_dir / "model.safetensors"
         digest = export(store, state_of(store.records), path)
-        numbers = summary.summarise(tally(store), done.status, done.kills, speeds)
+        told = tally(store)
+        numbers = summary.summarise(told, done.status, done.kills, done.speeds)
+        numbers |= summary.goodput_of(history_in(store), told, done.kills)
     result = {**losses, **numbers, "run_dir": str(run_dir), "model_path": str(path), "model_sha256": digest}
     write_json(run_dir / "summary.json", result)
     return result
@@ -227,7 +247,7 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
         raise Refusal(f"--resume {run_dir}: cannot be written: make it writable, or copy it elsewhere")
     if (run_dir / "tape").is_dir():
-        check_unused(run_dir)
+        when_free(run_dir, lambda: check_unused(run_dir), voice.say)
     fixed = (
         "learners", "speeds", "step_s", "data", "model", "steps", "tokens", "minutes",
         "record", "seed", "out", "config",
@@ -244,9 +264,9 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
             raise Refusal(cut)
         if damage := repair.damaged(store, state):
             raise Refusal(repair.explain(store, state, damage))
-    config = configs.decode(state.created.config)
+    config = configs.decode(state.config)
     try:
-        speeds = msgspec.json.decode((run_dir / LOCAL).read_bytes(), type=Local).speeds
+        speeds = msgspec.json.decode(contents(run_dir / LOCAL), type=Local).speeds
     except (OSError, msgspec.DecodeError):
         speeds = []
     return run_dir, config, speeds or [1.0] * config.run.learners

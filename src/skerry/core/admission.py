@@ -12,8 +12,13 @@ from collections.abc import Sequence
 from skerry.core.facts import Row, Stretch
 from skerry.core.ledger import MERGED, Ledger, Settled
 from skerry.core.messages import STEP_S_MIN, Contribution, Report
+from skerry.core.state import LifeState
 from skerry.core.vocabulary import Flaw, Refusal
 
+NAMES_PER_LEARNER, NAMES_MIN = 10, 1000  # that a run's books have room for
+FORGOTTEN_S = 600.0  # after which a name that never took a step may be forgotten
+LIFE_S, LIVES_AT_ONCE = 10.0, 60  # a name may begin so many lives in ten minutes, and then one in so long
+SPARE_MIN = 4  # places beside those of the learners that a run expects
 SUM_MAX = 1 << 62  # of all work in a run's books: more cannot be written down
 
 
@@ -110,8 +115,67 @@ def superseded(learner: str, life: int, newest: int) -> str:
     """Why a process that is not the newest life of a learner is sent away for good."""
     return (
         f"learner {learner} was taken over by a newer process (life {newest}, this one was {life}): "
-        "give each process its own name (SKERRY_NAME)"
+        "give each process its own name (SKERRY_NAME) or key (SKERRY_KEY_FILE)"
     )
+
+
+def places(learners: int) -> int:
+    """How many learners a run has room for at once: those that it expects, and some to spare."""
+    return learners + max(SPARE_MIN, learners // 2)
+
+
+def full(learner: str, places: int) -> str:
+    return (
+        f"learner {learner} is not let in: {places} learners are here, which is all that this run has room for "
+        "(run.learners and half as many more); it is let in once one of them has left"
+    )
+
+
+def names_max(learners: int) -> int:
+    """How many names a run's books have room for."""
+    return NAMES_PER_LEARNER * learners + NAMES_MIN
+
+
+def is_forgettable(known: LifeState, ledger: Ledger, learner: str, elapsed_s: float) -> bool:
+    """It never took a step, and came long ago: its place in the books may be another's."""
+    return elapsed_s - known.since > FORGOTTEN_S and not ledger.has_worked(learner, known.life)
+
+
+def too_many_names(learner: str, names: int) -> str:
+    return (
+        f"learner {learner} is not let in for now: {names} names have joined this run, and its books have no "
+        f"room for; those that never took a step make way after {FORGOTTEN_S / 60:.0f} min, and a name that has taken "
+        "part before is let in at once"
+    )
+
+
+def life_booked(until: float, now: float) -> float | None:
+    """Up to when the lives of a name last, if each lasts LIFE_S, with one that begins now; None if it has to wait.
+
+    `until` is what this was after the life before. Lives cost records on the tape, whoever they are of.
+    """
+    booked = max(until, now) + LIFE_S
+    return booked if booked - now <= LIVES_AT_ONCE * LIFE_S else None
+
+
+def too_many_lives(learner: str) -> str:
+    return (
+        f"learner {learner} is not let in at present: {LIVES_AT_ONCE} processes have joined in its name within "
+        f"{LIVES_AT_ONCE * LIFE_S / 60:g} minutes; one is let in every {LIFE_S:g} s from now on, so look why they end"
+    )
+
+
+def in_use(learner: str) -> str:
+    """What a new process is told while another one has its name and is there."""
+    return (
+        f"learner {learner} is in use by another process, which is connected: give each process its own name "
+        "(SKERRY_NAME); with this one it is let in once the other is gone, and at once only with that name's own key"
+    )
+
+
+def expelled(learner: str, why: str) -> str:
+    """What a learner is told that an operator has turned out."""
+    return f"learner {learner} was turned out of this run by its operator: {why}"
 
 
 def unknown_life(learner: str, life: int, newest: int) -> str:
@@ -135,4 +199,4 @@ LACKING = (
     "its run directory is an older copy, or the tape lost its end: restore the newest copy "
     "(bytes that were cut off are in tape/*.cut), or restart the learners, which gives up what they hold"
 )
-CLOSED = "the run is closed: its budget is spent and everything is settled"
+CLOSED = "the run is closed, and everything is settled"

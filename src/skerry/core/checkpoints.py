@@ -19,6 +19,10 @@ class Checkpoints:
         self._keeping: tuple[int, ...] = ()  # the least versions of which a version to keep is made; none: none is due
         self._kept_at = 0.0  # progress when that was due
 
+    def reconfigure(self, config: Store, scale: float) -> None:
+        """From now on by this; shares of the budget are `scale` times what they were."""
+        self.config, self._kept_at = config, self._kept_at * scale
+
     def begin(self, fragments: list[int]) -> list[int]:
         """Those of them that are not being written; from here on they are."""
         begun = [p for p in fragments if p not in self.under_way]

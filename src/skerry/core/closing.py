@@ -2,7 +2,7 @@
 
 The budget is spent, no round opens any more. A fragment's last work merges once everyone who has work on it is in, or
 the time is over. The run ends when nothing is pending, or when `close_timeout_s` has passed, whatever is pending then
-being booked as absent.
+being booked as absent. What comes after that is not held: one that contributes without end would keep the run open.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Closing:
         """Current lives with pending work, those still stepping, and dead ones whose held work is not merged yet."""
         fragments = range(len(view.held))
         owing = {m.learner for m in view.roster if any(_owes(m, p, view) for p in fragments)}
-        owing |= view.state.lives.keys() - view.roster.members.keys()  # not heard of since this process began
+        unheard = view.state.lives.keys() - view.roster.members.keys()  # of, since this process began
+        owing |= unheard.difference(view.expelled)
         return sorted(owing | {learner for held in view.held for learner in held})
 
     def is_over(self, unsettled: list[str], now: float) -> bool:

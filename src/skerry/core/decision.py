@@ -44,4 +44,5 @@ def decision_of(close: Close, view: View, config: Config, seen: tuple[Seen, ...]
         open_s=view.now - close.opened_at,
         elapsed_s=view.elapsed_s,
         asked_every=every,
+        orders=state.orders,
     )

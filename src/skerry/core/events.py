@@ -14,6 +14,8 @@ from skerry.core.facts import Checkpointed, Committed, Decision, Fact
 from skerry.core.messages import (
     Contribution,
     Done,
+    Order,
+    Outcome,
     Publication,
     Pull,
     Refused,
@@ -38,6 +40,20 @@ class Joined(Struct, frozen=True):
     learner: str
     process: str
     life: int
+    has_key: bool = False  # its connection proves the name, by the key that is that name's own
+
+
+class Expelled(Struct, frozen=True):
+    """An operator has turned the learner out: it takes part no longer, and not again while this process lives."""
+
+    learner: str
+    why: str  # one line for a person
+
+
+class Readmitted(Struct, frozen=True):
+    """The operator has thought better of it: a learner that was turned out may join again."""
+
+    learner: str
 
 
 class Departed(Struct, frozen=True):
@@ -98,10 +114,22 @@ class Ticked(Struct, frozen=True):
 class Interrupted(Struct, frozen=True):
     """The operator wants this process to end; the run goes on later."""
 
+    by: str = ""  # who ordered it over the wire
+
+
+class OrderGiven(Struct, frozen=True):
+    """An operator who has proved an admin's credential gives an order, and waits for what becomes of it."""
+
+    order: Order
+    by: str
+    ticket: int  # whom to answer
+
 
 SyncerEvent = (
     Started
     | Joined
+    | Expelled
+    | Readmitted
     | Departed
     | Reported
     | Arrived
@@ -111,6 +139,7 @@ SyncerEvent = (
     | BuffersStored
     | Ticked
     | Interrupted
+    | OrderGiven
 )
 
 
@@ -137,6 +166,13 @@ class Hold(Struct, frozen=True):
     seq: int
 
 
+class Drop(Struct, frozen=True):
+    """Forget the payload that is held: it will not be merged."""
+
+    learner: str
+    fragment: int
+
+
 class Publish(Struct, frozen=True):
     """Bring a learner that was handed base_version up to `version`."""
 
@@ -150,6 +186,7 @@ class Publish(Struct, frozen=True):
     progress: float
     order: int = 0
     lay_s: float = 0.0
+    budget: int = 0
 
 
 class Merge(Struct, frozen=True):
@@ -174,13 +211,20 @@ class Dismiss(Struct, frozen=True):
     text: str  # one line for a person
 
 
+class Reply(Struct, frozen=True):
+    """Tell whoever gave an order what became of it."""
+
+    ticket: int
+    outcome: Outcome
+
+
 class Finish(Struct, frozen=True):
     """Nothing is left to do for this process."""
 
     reason: Ending
 
 
-SyncerAction = Record | Send | Hold | Publish | Merge | Checkpoint | Dismiss | Finish
+SyncerAction = Record | Send | Hold | Drop | Publish | Merge | Checkpoint | Dismiss | Reply | Finish
 
 
 # ---------------------------------------------------------------------------------------------- learner: events
@@ -203,6 +247,7 @@ class Boundary(Struct, frozen=True):
     snapshots: tuple[Taken, ...] = ()
     loss: float = 0.0
     overwritten: tuple[int, ...] = ()  # fragments that were set to a version, whatever they held
+    grad_norm: float = 0.0
 
 
 class Linked(Struct, frozen=True):

@@ -49,6 +49,17 @@ def spent(run: Run, fragment_count: int, steps: int, tokens: int) -> Fraction | 
     )
 
 
+def budget(run: Run) -> Fraction:
+    """All of it, in its own unit; progress is a share of this."""
+    return Fraction(run.minutes) if run.minutes else Fraction(run.tokens or run.steps * run.learners)
+
+
+def is_carried_over(before: float, progress: float, was: Run, now: Run) -> bool:
+    """What was spent of one budget is as much of the next."""
+    due = Fraction(before) * budget(was) / budget(now)
+    return abs(Fraction(progress) - due) <= due * ROUNDING
+
+
 def weight(tokens: int, steps: int) -> float:
     """A contribution weighs its tokens times its tokens per step: w = c²/s."""
     return tokens * tokens / max(1, steps)
@@ -86,8 +97,9 @@ def is_quorum(said: int, configured: int | float, ready: int) -> bool:
 def stages(config: Config, since: HowFar, now: HowFar) -> set[Stage]:
     """The stages in which a round may have been opened that was merged now, and not opened before `since`.
 
-    Progress and steps only grow. So a round may be warm if the run was at the earliest moment, cool if it is now, and
-    steady if at some moment between the two it was no longer warm and not yet cool.
+    Progress and steps only grow, as long as the configuration stays. So a round may be warm if the run was at the
+    earliest moment, cool if it is now, and steady if at some moment between the two it was no longer warm and not yet
+    cool.
     """
     if config.sync.policy == "fixed":
         return {"steady"}

@@ -13,9 +13,18 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage
+from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage, Verb
 
 RULES = 3  # of decisions; a run and its audit go by those it began with
+
+
+class Lineage(Struct, frozen=True):
+    """Where the first values of a run came from: another run, as it was at one commit."""
+
+    run: str  # its name
+    head: bytes  # the hash of that commit, which names all of the tape before it
+    versions: tuple[int, ...]  # of its fragments
+    kept: int | None = None  # the number of the kept version that it was; None: the newest
 
 
 class RunCreated(Struct, frozen=True, tag=True):
@@ -32,20 +41,13 @@ class RunCreated(Struct, frozen=True, tag=True):
     thetas: tuple[bytes, ...]  # sha256 of its published values
     contents: bytes = b""  # what else the model's state_dict holds, encoded (`algo/contents.py`); empty: nobody said
     fixed: str = ""  # sha256 of the file with what of that is not trained; empty: there is none
+    lineage: Lineage | None = None  # None: the values came from a file
 
 
 class EpochStarted(Struct, frozen=True, tag=True):
     """A syncer process took the run over; everything it writes carries this epoch."""
 
     epoch: int
-
-
-class LifeStarted(Struct, frozen=True, tag=True):
-    learner: str
-    life: int
-    process: str
-    index: int
-    elapsed_s: float
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -92,6 +94,17 @@ class Seen(Struct, frozen=True, array_like=True):
     alone: Stretch = Stretch()  # the last that spends no budget: it was done without a syncer
 
 
+class LifeStarted(Struct, frozen=True, tag=True):
+    learner: str
+    life: int
+    process: str
+    index: int
+    elapsed_s: float
+    folded: int = 0  # earlier lives of the learner up to this one are settled: the books have them in sum from here on
+    seen: tuple[Seen, ...] = ()  # of those, what no fact before this one holds
+    forgotten: tuple[str, ...] = ()  # names that never took a step and make room in the books for this one
+
+
 class Part(Struct, frozen=True, array_like=True):
     """One merged contribution: how it came, the version it is relative to, and what it weighs."""
 
@@ -128,6 +141,7 @@ class Decision(Struct, frozen=True):
     open_s: float  # how long the round was open
     elapsed_s: float
     asked_every: int = 0  # the H that was asked for, longer than `sync_every` where rounds take longer; 0: the same
+    orders: int = 0  # of the operator's, that were in force when it was decided: it goes by the configuration they left
 
     @property
     def every(self) -> int:
@@ -248,6 +262,7 @@ class Paused(Struct, frozen=True, tag=True):
 
     seen: tuple[Seen, ...]
     elapsed_s: float
+    by: str = ""  # who ordered it over the wire; empty: a signal did
 
 
 class PhaseChanged(Struct, frozen=True, tag=True):
@@ -257,6 +272,27 @@ class PhaseChanged(Struct, frozen=True, tag=True):
     versions: tuple[int, ...]
     seen: tuple[Seen, ...]
     elapsed_s: float
+
+
+class Change(Struct, frozen=True, array_like=True):
+    """One key of the configuration, and what it was and is, as JSON."""
+
+    key: str
+    before: str
+    after: str
+
+
+class Ordered(Struct, frozen=True, tag=True):
+    """An operator's order was carried out: what it changes holds from here on."""
+
+    verb: Verb
+    by: str  # the credential that gave it, in a word or two
+    elapsed_s: float
+    learner: str = ""  # whom it is about
+    config: bytes = b""  # the whole configuration from here on; empty: it stays as it was
+    changes: tuple[Change, ...] = ()  # what of it is another
+    progress_before: float = 0.0  # share of the budget that was spent, as the syncer had measured it,
+    progress: float = 0.0  # and of the budget from here on, which may be another
 
 
 class Witnessed(Struct, frozen=True, tag=True):
@@ -284,6 +320,8 @@ class Sample(Struct, frozen=True, array_like=True):
     encode_s: float = 0.0  # and the seconds from the snapshots until they could leave
     adopted: int = 0  # parameters of versions that it decoded, checked and prepared,
     adopt_s: float = 0.0  # and the seconds that took
+    loss: float | None = None  # the mean of what it said of its steps; None: nothing,
+    grad_norm: float | None = None  # and likewise
 
 
 class Sampled(Struct, frozen=True, tag=True):
@@ -338,6 +376,7 @@ Fact = (
     | Discarded
     | Paused
     | PhaseChanged
+    | Ordered
     | Buffered
     | Witnessed
     | Sampled

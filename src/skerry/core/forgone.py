@@ -34,6 +34,9 @@ class Forgone:
         """What will be discarded and is not booked so yet."""
         steps = tokens = 0
         for (learner, life), uptos in list(self._upto.items()):
+            if life <= ledger.lives_folded(learner):
+                del self._upto[learner, life]
+                continue
             settled = ledger.account(learner, life).settled
             left = [(upto, at) for upto, at in zip(uptos, settled, strict=True) if upto.tokens > at.tokens]
             if not left:

@@ -19,6 +19,7 @@ class Held:
         self.bytes_max = bytes_max
         self._by_fragment: list[dict[str, Contribution]] = [{} for _ in range(fragment_count)]
         self._sizes: dict[tuple[str, int], int] = {}  # of each that is held; `bytes` is their sum
+        self._merging: set[tuple[str, int]] = set()  # learners and fragments of those that a merge is ordered of
         self._expected: dict[int, int] = {}  # fragment -> size of the contribution to it that came last
 
     def __repr__(self) -> str:
@@ -42,6 +43,14 @@ class Held:
     def drop(self, learner: str, p: int) -> None:
         del self._by_fragment[p][learner]
         self.bytes -= self._sizes.pop((learner, p))
+        self._merging.discard((learner, p))
+
+    def merge(self, p: int) -> None:
+        """All that are held of the fragment are being merged from here on; one that comes later is not."""
+        self._merging.update((learner, p) for learner in self._by_fragment[p])
+
+    def is_merging(self, learner: str, p: int) -> bool:
+        return (learner, p) in self._merging
 
     def in_order(self, p: int) -> tuple[Contribution, ...]:
         """Those of a fragment by learner id, the order in which they are summed."""

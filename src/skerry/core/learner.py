@@ -18,6 +18,9 @@ A rollback: the welcome says from which version on each fragment counts. A learn
 learned from what was rolled back, so all of its drift is given up, with its optimizer's state, at the boundary where it
 has adopted such a version of every fragment. Until then it contributes nothing.
 
+Progress never goes back, so that the inner rate does not: but for an operator who extends the run. Then it is a smaller
+share of a larger budget, and every message that speaks of it says of which budget.
+
 Alone: a learner whose link is lost trains on, and what it did is merged when a syncer is back. If that was more than
 `learner.alone_steps_max` steps, its reports say so, and the work spends nothing of the run's budget: it is worth
 something, but less than as many steps together (docs/LOG.md). Steps count from the loss of the link, and go on counting
@@ -59,6 +62,7 @@ from skerry.core.events import (
 from skerry.core.facts import Stretch
 from skerry.core.messages import (
     FULL,
+    NORM_MAX,
     STEP_S_MAX,
     STEP_S_MIN,
     Done,
@@ -134,6 +138,7 @@ class LearnerMachine:
         self.is_stop_asked = False  # the run wants no further step; the loop may be in the middle of one
         self.linked = False
         self.progress = 0.0
+        self.budget = 0  # of which that is a share: the run's first, or how many came after it
         self.discards: list[GivenUp] = []  # why each fast-forward happened
         self.positions = [Position() for _ in range(fragment_count)]
         self._seq = 0
@@ -141,7 +146,7 @@ class LearnerMachine:
         self._reported_at = float("-inf")
         self._step_s = 0.0
         self._step_gap_s_max = 0.0
-        self._loss = 0.0
+        self._loss = self._grad_norm = 0.0
         self._round_steps = 0
         self._linked_step = 0  # since which the link is up
         self._lost_at: tuple[int, int] | None = None  # steps and tokens, of a link; None: versions have come since
@@ -253,6 +258,7 @@ class LearnerMachine:
         self.tokens += event.tokens
         if event.steps:
             self._step_s, self._loss = min(max(event.step_s, STEP_S_MIN), STEP_S_MAX), event.loss
+            self._grad_norm = event.grad_norm if 0.0 <= event.grad_norm <= NORM_MAX else 0.0
             # the first step includes whatever the loop did before it, so it says nothing about a pause
             if self.step_count > 1:
                 self._step_gap_s_max = max(self._step_gap_s_max, event.step_s)
@@ -377,7 +383,7 @@ class LearnerMachine:
         assert self.life in (0, message.life), "a life does not change under a process"
         self.life, self.epoch = message.life, max(self.epoch, message.epoch)
         self.linked, self._linked_step = True, self.step_count
-        self.progress = max(self.progress, message.progress)
+        self._hear_progress(message)
         for position, since in zip(self.positions, message.since, strict=False):  # none of a syncer that knows of none
             position.since = since
         self._is_to_forget |= any(position.is_rolled_back for position in self.positions)
@@ -395,10 +401,10 @@ class LearnerMachine:
     def _obey(self, message: Pull | Publication | Rejected | Stop | Done, now: float) -> None:
         match message:
             case Pull():
-                self.progress = max(self.progress, message.progress)
+                self._hear_progress(message)
                 self._pull(message)
             case Publication():
-                self.progress = max(self.progress, message.progress)
+                self._hear_progress(message)
                 self._publication(message)
             case Rejected():
                 outstanding = self.positions[message.fragment].outstanding
@@ -409,6 +415,16 @@ class LearnerMachine:
                 self.state = "stopped" if self.state == "leaving" else self.state
             case Done() if self._done_at is None:
                 self._done_at = now
+
+    def _hear_progress(self, message: Welcome | Pull | Publication) -> None:
+        """It never goes back within one budget; where an operator gave the run another, it is a share of that.
+
+        What was sent before that and comes late speaks of a budget that is no more.
+        """
+        if message.budget == self.budget:
+            self.progress = max(self.progress, message.progress)
+        elif message.budget > self.budget:
+            self.budget, self.progress = message.budget, message.progress
 
     def _pull(self, message: Pull) -> None:
         position = self.positions[message.fragment]
@@ -507,6 +523,7 @@ class LearnerMachine:
             adopt_s=labour.adopt_s,
             round_steps=self._round_steps,
             alone=self._alone,
+            grad_norm=self._grad_norm,
         )
 
     def _do(self, action: LearnerAction) -> None:

@@ -19,6 +19,7 @@ from skerry.core.facts import Row, Seen, Stretch
 from skerry.core.vocabulary import Fate
 
 MERGED: Fate = "merged"
+STRETCHES_MAX = 64  # done alone, of one life, that are not settled
 
 
 class Settled(Struct):
@@ -38,7 +39,28 @@ class Account(Struct):
     bytes_up: int = 0
     bytes_down: int = 0
     step_gap_s_max: float = 0.0
-    alone: list[Stretch] = field(default_factory=list)  # in order, and apart from each other
+    alone: list[Stretch] = field(default_factory=list)  # in order, apart from each other, and not settled but the last
+    merged: int = 0  # in tokens x fragments
+
+
+class Past(Struct):
+    """The first lives of a learner, all of them settled, in sum."""
+
+    lives: int = 0
+    steps: int = 0
+    tokens: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    step_gap_s_max: float = 0.0
+    merged: int = 0  # in tokens x fragments
+
+    def add(self, account: Account) -> None:
+        self.steps += account.step
+        self.tokens += account.tokens
+        self.merged += account.merged
+        self.bytes_up += account.bytes_up
+        self.bytes_down += account.bytes_down
+        self.step_gap_s_max = max(self.step_gap_s_max, account.step_gap_s_max)
 
 
 class Totals(Struct):
@@ -74,6 +96,7 @@ class Ledger(Struct):
     discarded_steps: int = 0  # steps x fragments
     alone_steps: int = 0  # the same of what was done alone for too long and is not discarded,
     alone_tokens: int = 0  # and in tokens x fragments
+    past: dict[str, Past] = field(default_factory=dict)  # by learner, of whom lives are over and settled
 
     @property
     def kept(self) -> Work:
@@ -90,8 +113,54 @@ class Ledger(Struct):
     def settled(self, learner: str, life: int, fragment: int) -> Settled:
         return self.account(learner, life).settled[fragment]
 
+    def lives_folded(self, learner: str) -> int:
+        return self.past[learner].lives if learner in self.past else 0
+
+    def before(self, learner: str, life: int) -> Work:
+        """What earlier lives of the learner did, in steps and tokens."""
+        past = self.past.get(learner, Past())
+        lives = [self.account(learner, n) for n in range(past.lives + 1, life)]
+        return Work(past.steps + sum(a.step for a in lives), past.tokens + sum(a.tokens for a in lives))
+
+    def merged_of(self, learner: str, life: int) -> int:
+        """Tokens x fragments of one life, or no fewer where the books have it in sum."""
+        is_past = life <= self.lives_folded(learner)
+        return self.past[learner].merged if is_past else self.account(learner, life).merged
+
+    def has_worked(self, learner: str, life: int) -> bool:
+        """It took a step, in this life or an earlier one."""
+        past = self.past.get(learner, Past())
+        accounts = (self.accounts.get(f"{learner}/{n}") for n in range(past.lives + 1, life + 1))
+        return past.steps > 0 or any(account is not None and account.step > 0 for account in accounts)
+
+    def forget(self, learner: str, life: int) -> None:
+        """A learner of this many lives, who has never worked: nothing of it is in any sum."""
+        assert not self.has_worked(learner, life), (learner, life)
+        for n in range(1, life + 1):
+            self.accounts.pop(f"{learner}/{n}", None)
+        self.past.pop(learner, None)
+
+    def is_settled(self, learner: str, life: int) -> bool:
+        account = self.accounts.get(f"{learner}/{life}")
+        return account is None or all((at.step, at.tokens) == (account.step, account.tokens) for at in account.settled)
+
+    def fold(self, learner: str, upto: int) -> None:
+        """Lives up to this one are over and settled: their sums are kept, and nothing else of them."""
+        if upto > self.lives_folded(learner):
+            past = self.past.setdefault(learner, Past())
+            for life in range(past.lives + 1, upto + 1):
+                assert self.is_settled(learner, life), (learner, life)
+                if (account := self.accounts.pop(f"{learner}/{life}", None)) is not None:
+                    past.add(account)
+            past.lives = upto
+
     def see(self, seen: Seen) -> bool:
-        """Raise the produced position of a life, and say whether it was raised; older sightings change nothing."""
+        """Raise the produced position of a life, and say whether it was raised; older sightings change nothing.
+
+        Nor do those of a life that is in sum: a merge may have been decided before it was, and have ended since.
+        """
+        if seen.life <= self.lives_folded(seen.learner):
+            return False
         account = self.account(seen.learner, seen.life)
         is_new = (
             seen.step > account.step
@@ -126,6 +195,7 @@ class Ledger(Struct):
             self._raise(account, row.to_step, row.to_tokens)
             if row.fate == MERGED:
                 self.merged += row.tokens
+                account.merged += row.tokens
             else:
                 self.discarded[row.fate] = self.discarded.get(row.fate, 0) + row.tokens
                 self.discarded_steps += row.steps
@@ -133,10 +203,14 @@ class Ledger(Struct):
                     common = _common(row, stretch)
                     self.alone_steps -= common.steps
                     self.alone_tokens -= common.tokens
+            _let_go(account)
 
     def _leave_out(self, account: Account, stretch: Stretch) -> None:
-        """Of the budget; what of it is settled already has its fate, and was counted."""
-        if stretch.to_step <= _last(account).to_step:
+        """Of the budget; what of it is settled already has its fate, and was counted.
+
+        Who was alone so often, and had nothing settled in between, is not believed any further.
+        """
+        if stretch.to_step <= _last(account).to_step or len(account.alone) >= STRETCHES_MAX:
             return
         account.alone.append(stretch)
         for at in account.settled:
@@ -166,7 +240,8 @@ class Ledger(Struct):
 
     def totals(self) -> Totals:
         """Added up from every account, so that their balance says something."""
-        produced = sum(a.tokens * self.fragment_count for a in self.accounts.values())
+        tokens = sum(a.tokens for a in self.accounts.values()) + sum(past.tokens for past in self.past.values())
+        produced = tokens * self.fragment_count
         pending = sum(a.tokens - s.tokens for a in self.accounts.values() for s in a.settled)
         return Totals(produced, self.merged, pending, dict(sorted(self.discarded.items())))
 
@@ -181,6 +256,13 @@ class Ledger(Struct):
                 )
         totals = self.totals()
         assert totals.balance == 0 and totals == self.sums(), (totals, self.sums())
+
+
+def _let_go(account: Account) -> None:
+    """Of stretches that are settled on every fragment, for no row will speak of them; the last says what is known."""
+    if len(account.alone) > 1:
+        settled = min(at.step for at in account.settled)
+        account.alone[:-1] = [stretch for stretch in account.alone[:-1] if stretch.to_step > settled]
 
 
 def _last(account: Account) -> Stretch:

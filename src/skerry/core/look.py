@@ -7,7 +7,7 @@ by handing in a View, and what it led to by reading what came back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ class View:
     ahead: int  # learners that were turned away because they are ahead of this tape
     held: Held
     state: RunState
+    expelled: Collection[str] = ()  # learners that an operator turned out
 
     @property
     def ready(self) -> Mapping[str, Member]:

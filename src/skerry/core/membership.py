@@ -1,7 +1,10 @@
 """Who is alive, in which life, how fast, and what each was last told.
 
 *Connected* is a state of the link, *ready* of a life: it has adopted every fragment, is training, and steps. K counts
-ready learners. Measured times are exponential averages that do not exist before the first measurement.
+ready learners, but for those that are *idle*: asked for contributions for long, by this process's clock, they step on
+and bring none. Measured times are exponential averages that do not exist before the first measurement.
+
+What a learner says of its own speed is believed as far as it is in line with how its steps come in here.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from skerry.core.messages import FULL, FragmentPosition, Report
+from skerry.core.messages import FULL, STEP_S_MIN, FragmentPosition, Report
 
 EMA_WEIGHT = 0.2
 STEP_RISE_MAX = 3.0  # times the usual that a step counts for: a loop that pauses would else slow the rounds after it
+OUT_OF_LINE = 10.0  # times quicker or slower than its steps come in: a step time that nobody believes
+CLOCKED_STEPS, CLOCKED_S = 16, 2.0  # of a learner, at least, that its steps are clocked over
+IDLE_ANSWERS, IDLE_STEPS = 4, 10  # of its usual answers, and of its steps, for which nothing comes of who is asked
 RESEND_S = 2.0  # what has no effect for this long, a pull, a stop or something bulky, is repeated at the soonest
 RESEND_S_MAX = 30.0  # however slowly a learner usually answers
 
@@ -65,6 +71,13 @@ class Member:
     told_stop_at: float | None = None
     adopted: int = 0  # fragments of which it has some version, by its last report
     is_stepping: bool = False  # it took a step since its link is up
+    is_expelled: bool = False  # an operator has turned it out
+    clocked_s: float | None = None  # of a step, by this process's clock
+    clock_from: tuple[int, float] | None = None  # the step from which it is being clocked, and when that was heard of
+    linked_from: tuple[int, int, float] | None = None  # steps, tokens and when: the first report on its link
+    owed_s: float = 0.0  # for which it was asked, and has begun to answer, since anything of it was last held
+    is_beyond_belief: bool = False  # it claims more steps or tokens than it is credited with
+    has_given: bool = False  # a contribution of it was held, in this life or since this process began
 
     def connect(self, now: float) -> None:
         """A link is up; the first report on it says what the learner has and that it can take publications."""
@@ -80,6 +93,11 @@ class Member:
         self.adopted = 0
         self.is_stepping = False
         self.stepped_at = now
+        self.clock_from = self.linked_from = None
+
+    def follow(self, before: Member) -> None:
+        """It has the name of another process, and with it what that owed: a new process is no way out of it."""
+        self.owed_s, self.has_given, self.answer_s = before.owed_s, before.has_given, before.answer_s
 
     def disconnect(self) -> None:
         self.connected = False
@@ -94,9 +112,14 @@ class Member:
         if self.report is None or report.step > self.report.step:
             self.stepped_at = now
             self.is_stepping |= self.report is not None
+        if self.report is None:
+            self.linked_from = (report.step, report.tokens, now)
+        self._owe(now)
+        self._clock(report.step, now)
         if 0 < report.step_s < math.inf:
-            usual_s = self.step_s or report.step_s
-            self.step_s = ema(usual_s, min(report.step_s, STEP_RISE_MAX * usual_s))
+            step_s = self._believed(report, now)
+            usual_s = self.step_s or step_s
+            self.step_s = ema(usual_s, min(step_s, STEP_RISE_MAX * usual_s))
         if report.round_steps > 0:
             self.round_steps = ema(self.round_steps, report.round_steps)
         for p, position in enumerate(report.positions):
@@ -115,6 +138,36 @@ class Member:
         self.stepped = max(self.stepped, report.step)
         self.adopted = sum(position.base_version > FULL for position in report.positions)
         return True
+
+    def _clock(self, step: int, now: float) -> None:
+        """How its steps come in, over some of them; an outage counts with the steps that were taken in it."""
+        if self.clock_from is None:
+            self.clock_from = (step, now)
+        steps, passed_s = step - self.clock_from[0], now - self.clock_from[1]
+        if steps >= CLOCKED_STEPS and passed_s >= CLOCKED_S:
+            self.clocked_s = passed_s / steps
+            self.clock_from = (step, now)
+
+    def _believed(self, report: Report, now: float) -> float:
+        """The step time that it reports, unless that is out of line with how its steps come in.
+
+        Before they were clocked only a claim to be quicker can be: a few reports that came together say nothing.
+        """
+        assert self.clock_from is not None
+        if self.clocked_s is not None:
+            in_line = min(max(report.step_s, self.clocked_s / OUT_OF_LINE), self.clocked_s * OUT_OF_LINE)
+            return max(in_line, STEP_S_MIN)
+        steps, passed_s = report.step - self.clock_from[0], now - self.clock_from[1]
+        return max(report.step_s, passed_s / steps / OUT_OF_LINE) if steps > 0 else report.step_s
+
+    def _owe(self, now: float) -> None:
+        """Count the time since its last report, if it owed an answer then; one that says little owes no more for it."""
+        if self.report is not None and any(map(self.has_begun, self.asked)):
+            self.owed_s += min(now - self.reported_at, max(RESEND_S, 2 * (self.step_s or 0.0)))
+
+    def is_idle(self, stall_s: float) -> bool:
+        """It was asked for long, as its own rounds go, and brought nothing."""
+        return self.owed_s > max(stall_s, IDLE_STEPS * (self.step_s or 0.0), IDLE_ANSWERS * (self.answer_s or 0.0))
 
     def hand_over(self, p: int, version: int, now: float) -> None:
         """A version has left; the time to adopt runs from the first that it still lacks, not from the latest."""
@@ -221,6 +274,7 @@ class Member:
     def came(self, p: int, now: float) -> None:
         """A contribution of this learner is held from now on."""
         self.came_at[p] = now
+        self.owed_s, self.has_given = 0.0, True
 
     def merge_began(self, p: int, now: float) -> None:
         """The round with its contribution is closed. What it waited for that is no part of what a round takes: it would
@@ -281,6 +335,8 @@ class Member:
 
     def state(self, now: float, stall_s: float) -> str:
         """One word for a table."""
+        if self.is_expelled:
+            return "expelled"
         if not self.connected:
             return "left" if self.report is not None and self.report.state == "left" else "lost"
         if self.report is None or not self.has_adopted_all:

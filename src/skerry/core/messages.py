@@ -3,7 +3,7 @@
 Every message about a fragment restates a cumulative truth, so no single one matters: a lost one is healed by the next.
 Nothing here knows how a message travels. A field that is added later comes last and with a default, as on the tape.
 
-What a learner may say is bounded here, field by field, and a frame that breaks a bound is not decoded: whoever sent it
+What either may say is bounded here, field by field, and a frame that breaks a bound is not decoded: whoever sent it
 loses its connection. Numbers are counts, and short enough to be added up; what one of them means beside another, and
 beside what is known already, is looked at in `core/admission.py`.
 """
@@ -15,23 +15,28 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from skerry.core.facts import Stretch
-from skerry.core.vocabulary import Dismissal, LearnerState, Refusal
+from skerry.core.vocabulary import NOT_FOR_GOOD, Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
 BUFFERS_BYTES_MAX = 8 << 20  # of all buffers together; a message of more would not go through
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
 COUNT_MAX = 1 << 53  # of anything that is counted
+NORM_MAX = 1e30  # of a gradient: what is larger has diverged
 STEP_S_MIN, STEP_S_MAX = 1e-6, 3600.0  # of a step: quicker ones there are not, and a longer pause is none
 LAYOUT_BYTES_MAX = 8 << 20  # a hundred thousand tensors,
 FROZEN_MAX = 100_000  # also of those that are not trained
+CONFIG_BYTES_MAX = 1 << 20  # as JSON; a long one has a few thousand
+TEXT_CHARS_MAX = 1 << 14  # of a refusal, for a person
 
 Name = Annotated[str, Meta(max_length=256)]  # of a learner: whoever has one that is no name, and no longer, is told so
 Printable = Annotated[str, Meta(max_length=64, pattern=r"\A[\x20-\x7e]*\Z")]
 Digest = Annotated[bytes, Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Version = Annotated[int, Meta(ge=FULL, le=COUNT_MAX)]
+Progress = Annotated[float, Meta(ge=0.0, le=1.0)]  # share of the run's budget that is spent
 Seconds = Annotated[float, Meta(ge=0.0, le=float(COUNT_MAX))]
+Norm = Annotated[float, Meta(ge=0.0, le=NORM_MAX)]
 StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
 
 
@@ -95,6 +100,7 @@ class Report(Struct, frozen=True, tag=True):
     round_steps: Count = 0  # from a snapshot to the boundary that adopts the version with it, less those that it lay
     #                       waiting for its round to close; of the last that saw no outage
     alone: Stretch = Stretch()  # the last that it did without a syncer for longer than `learner.alone_steps_max`
+    grad_norm: Norm = 0.0  # of the last inner step; 0: not said, as of a loss
 
 
 class Contribution(Struct, frozen=True, tag=True):
@@ -146,45 +152,46 @@ class Lent(Struct, frozen=True, tag=True):
 class Welcome(Struct, frozen=True, tag=True):
     """The life number, the run's whole configuration and where the data stream goes on."""
 
-    run: str
-    epoch: int
-    learner: str
-    life: int
-    index: int  # order of first joining: picks its batches
-    config: bytes
+    run: Printable
+    epoch: Count
+    learner: Name
+    life: Count
+    index: Count  # order of first joining: picks its batches
+    config: Annotated[bytes, Meta(max_length=CONFIG_BYTES_MAX)]
     fragments: bytes  # the run's table of them, encoded as on its tape
-    prior_steps: int  # produced in earlier lives of this learner
-    prior_tokens: int
-    progress: float
-    since: tuple[int, ...] = ()  # by fragment, the version that the last rollback made; nothing before it counts
+    prior_steps: Count  # produced in earlier lives of this learner
+    prior_tokens: Count
+    progress: Progress
+    since: tuple[Count, ...] = ()  # by fragment, the version that the last rollback made; nothing before it counts
     wants_buffers: bool = False  # the run's model has some
+    budget: Count = 0  # of which `progress` is a share: the run's first, or how many came after it
 
 
 class Answer(Struct, frozen=True, tag=True):
     """The run's name and configuration."""
 
-    run: str
-    config: bytes
+    run: Printable
+    config: Annotated[bytes, Meta(max_length=CONFIG_BYTES_MAX)]
 
 
 class Status(Struct, frozen=True, tag=True):
     """Where the syncer and each learner stand, for whoever asked in a handshake; it is not said to learners."""
 
     record: bytes  # JSON, as in status.json; empty if there is none yet
-    age_s: float  # since it was made, by the syncer's clock
+    age_s: Seconds  # since it was made, by the syncer's clock
 
 
 class Refused(Struct, frozen=True, tag=True):
     """The syncer will not have this peer; `text` is one line for a person."""
 
-    text: str
+    text: Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
     why: Dismissal = "unfit"
 
     @property
     def is_final(self) -> bool:
-        """Else it ends the connection alone: something is wrong on the syncer's side, or one side is to be upgraded,
-        and until that is put right a learner trains on and dials again."""
-        return self.why != "ahead"
+        """Else it ends the connection alone: something is wrong on the syncer's side, one side is to be upgraded, or
+        there is no place at present, and until that is put right a learner trains on and dials again."""
+        return self.why not in NOT_FOR_GOOD
 
 
 class Pull(Struct, frozen=True, tag=True):
@@ -193,39 +200,43 @@ class Pull(Struct, frozen=True, tag=True):
     That is sent again only if the pull names it. One that the syncer had not heard of is on its way for the first time.
     """
 
-    epoch: int
-    life: int
-    fragment: int
-    settled_seq: int
+    epoch: Count
+    life: Count
+    fragment: Count
+    settled_seq: Count
     lossless: bool
-    progress: float
-    lacking_seq: int = 0  # it is outstanding, by the learner's last report, and is not here; 0: none is
+    progress: Progress
+    lacking_seq: Count = 0  # it is outstanding, by the learner's last report, and is not here; 0: none is
+    budget: Count = 0  # of which `progress` is a share: the run's first, or how many came after it
 
 
 class Publication(Struct, frozen=True, tag=True):
     """Bulk: version `version` of a fragment, whole (base_version FULL) or as a delta on base_version."""
 
-    epoch: int
-    life: int
-    fragment: int
-    version: int
-    base_version: int
-    codec: str
-    digest: bytes  # of the resulting published values
-    settled_seq: int  # cumulative: the newest of this life's contributions that is in `version` or before
-    settled_step: int
-    progress: float
-    order: int = 0  # contribute again, unasked, at the boundary where so many steps are unsettled; 0: wait to be asked
-    lay_s: float = 0.0  # how long the last of those contributions lay at the syncer until its round closed
+    epoch: Count
+    life: Count
+    fragment: Count
+    version: Count
+    base_version: Version
+    codec: Printable
+    digest: Digest  # of the resulting published values
+    settled_seq: Count  # cumulative: the newest of this life's contributions that is in `version` or before
+    settled_step: Count
+    progress: Progress
+    order: Count = (
+        0  # contribute again, unasked, at the boundary where so many steps are unsettled; 0: wait to be asked
+    )
+    lay_s: Seconds = 0.0  # how long the last of those contributions lay at the syncer until its round closed
+    budget: Count = 0  # of which `progress` is a share: the run's first, or how many came after it
 
 
 class Rejected(Struct, frozen=True, tag=True):
     """A contribution was refused; `harmful` ones make the learner fast-forward, others are simply not held."""
 
-    epoch: int
-    life: int
-    fragment: int
-    seq: int
+    epoch: Count
+    life: Count
+    fragment: Count
+    seq: Count
     reason: Refusal
     harmful: bool
 
@@ -233,24 +244,77 @@ class Rejected(Struct, frozen=True, tag=True):
 class Lend(Struct, frozen=True, tag=True):
     """This version's file is damaged here: send the published values if you hold exactly it, else nothing."""
 
-    fragment: int
-    version: int
+    fragment: Count
+    version: Count
 
 
 class Stop(Struct, frozen=True, tag=True):
     """The budget is spent: finish the step, contribute what is left, take no further step."""
 
-    epoch: int
-    life: int
+    epoch: Count
+    life: Count
 
 
 class Done(Struct, frozen=True, tag=True):
     """Everything is settled and the run is closed."""
 
-    epoch: int
-    life: int
+    epoch: Count
+    life: Count
+
+
+# ---------------------------------------------------------------------------------------------- operator ->
+
+SETTINGS_MAX = 32  # keys that one order sets
+RECORD_BYTES_MAX = 1 << 16  # of what an operator is answered
+
+Setting = bool | Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)] | float | Printable
+
+
+class PauseRun(Struct, frozen=True, tag=True):
+    """End the process that serves the run, in order; the run goes on later."""
+
+
+class FinishRun(Struct, frozen=True, tag=True):
+    """Close the run now, whatever is left of its budget: as at every end, what is unmerged is handed in first."""
+
+
+class SetKeys(Struct, frozen=True, tag=True):
+    """Change keys of the configuration: table.key and its value."""
+
+    settings: Annotated[dict[Printable, Setting], Meta(min_length=1, max_length=SETTINGS_MAX)]
+
+
+class ExtendRun(Struct, frozen=True, tag=True):
+    """Let the whole budget be this, in the run's own unit; the other two are zero."""
+
+    tokens: Count = 0
+    steps: Count = 0
+    minutes: Seconds = 0.0
+
+
+class DropLearner(Struct, frozen=True, tag=True):
+    """Turn a learner out, and keep it out."""
+
+    learner: Name
+
+
+class ReadmitLearner(Struct, frozen=True, tag=True):
+    """Let a learner in again that was dropped."""
+
+    learner: Name
+
+
+Order = PauseRun | FinishRun | SetKeys | ExtendRun | DropLearner | ReadmitLearner
+
+
+class Outcome(Struct, frozen=True, tag=True):
+    """What became of an order, once that is durable: in one line for a person, and as a small record."""
+
+    is_done: bool  # else it was refused, and the text says why
+    text: Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+    record: Annotated[bytes, Meta(max_length=RECORD_BYTES_MAX)] = b"{}"  # JSON
 
 
 LearnerMessage = Ask | Hello | Report | Contribution | Buffers | Lent
-SyncerMessage = Answer | Status | Welcome | Refused | Pull | Publication | Rejected | Lend | Stop | Done
+SyncerMessage = Answer | Status | Outcome | Welcome | Refused | Pull | Publication | Rejected | Lend | Stop | Done
 Message = LearnerMessage | SyncerMessage

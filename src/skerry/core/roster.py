@@ -5,6 +5,8 @@ here is found out by going through everybody. Whoever changes a member says so (
 one fragment), and what time alone brings about is found when that time has come (`pass_time`).
 
     ready       learners that K counts
+    idle        learners that are asked like those, and that K does not count: they step and bring nothing, or say that
+                they did more than can be
     leaving     learners that want to go and may still hand over
     askable     for each fragment, who of the two could be asked for it: has work on it, knows what is settled, is not
                 asked already, and nothing of it is held
@@ -16,13 +18,14 @@ A report costs the fragments it speaks of, a merge the learners that are in it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from skerry.core.held import Held
 from skerry.core.membership import Member
 from skerry.core.schedule import pace_s, steps_due
 
+NEWCOMERS_TRUSTED = 8  # names that stepped and never brought anything: then nobody new counts before it has
 SLACK_S = 1e-6  # by which a moment is looked at early: sums of times are not exact, the member itself decides
 NEVER = float("inf")
 
@@ -38,9 +41,12 @@ class _Counted(NamedTuple):
 class Roster:
     """Members by learner, in their current lives, and what follows from them; only `Member` says who is what."""
 
-    def __init__(self, held: Held, stall_s: float) -> None:
+    def __init__(self, held: Held, stall_s: float, counts_idle: bool = False) -> None:
         self.members: dict[str, Member] = {}
         self.ready: dict[str, Member] = {}
+        self.idle: dict[str, Member] = {}
+        self.counts_idle = counts_idle  # K is a number, which nothing lowers: who is idle is ready too
+        self._never_gave: set[str] = set()  # names that were idle and of which nothing was ever held
         self.leaving: dict[str, Member] = {}
         self.askable: list[set[str]] = [set() for _ in held]
         self.awaited: list[set[str]] = [set() for _ in held]
@@ -68,11 +74,12 @@ class Roster:
         """Something about the member may have changed."""
         learner = member.learner
         self.members[learner] = member
-        if member.is_ready(now, self.stall_s):
-            self.ready[learner] = member
+        is_ready = member.is_ready(now, self.stall_s)
+        is_idle = is_ready and (self._is_idle(member) or member.is_beyond_belief)
+        _put(self.idle, member, is_idle)
+        _put(self.ready, member, is_ready and (self.counts_idle or not is_idle))
+        if is_ready:
             self._stall_by = min(self._stall_by, member.stalls_at(self.stall_s))
-        else:
-            self.ready.pop(learner, None)
         if member.connected and member.is_leaving:
             self.leaving[learner] = member
         else:
@@ -80,6 +87,12 @@ class Roster:
         self._count(member)
         for p in range(len(self.askable)):
             self._sort_in(member, p)
+
+    def reconfigure(self, stall_s: float, counts_idle: bool, now: float) -> None:
+        """From now on so much silence is a stall, and whether who is idle counts."""
+        self.stall_s, self.counts_idle, self._stall_by = stall_s, counts_idle, NEVER
+        for member in list(self.members.values()):
+            self.update(member, now)
 
     def refresh(self, member: Member, p: int) -> None:
         """Something about the member's fragment may have changed: what is settled, held or asked of it."""
@@ -98,8 +111,9 @@ class Roster:
         member.came(p, now)
         if p in member.asked:
             member.answered(p, now)
-        if step > member.stepped:
-            member.stepped = step
+        self._never_gave.discard(member.learner)
+        if step > member.stepped or member.learner in self.idle:
+            member.stepped = max(member.stepped, step)
             self.update(member, now)
         else:
             self.refresh(member, p)
@@ -109,17 +123,43 @@ class Roster:
         member.asked.pop(p, None)
         self._sort_in(member, p)
 
+    def remove(self, learner: str) -> None:
+        """Nobody knows it any more."""
+        member = self.members.pop(learner, None)
+        if member is not None:
+            for group in (self.ready, self.idle, self.leaving):
+                group.pop(learner, None)
+            self._count(member)
+            for learners in (*self.askable, *self.awaited):
+                learners.discard(learner)
+
     def pass_time(self, now: float) -> None:
         """Who has stalled is not ready any more."""
         if now + SLACK_S >= self._stall_by:
             self._stall_by = NEVER
-            for member in list(self.ready.values()):
+            for member in [*self.ready.values(), *self.idle.values()]:
                 if member.is_stalled(now, self.stall_s):
                     self.update(member, now)
                 else:
                     self._stall_by = min(self._stall_by, member.stalls_at(self.stall_s))
 
+    def _is_idle(self, member: Member) -> bool:
+        """It brings nothing; where many have come under new names and done so, newcomers have to bring something first.
+
+        A name that was idle stays so until something of it is held, whatever process has it.
+        """
+        if not member.is_idle(self.stall_s):
+            return not member.has_given and len(self._never_gave) >= NEWCOMERS_TRUSTED
+        if not member.has_given and len(self._never_gave) < NEWCOMERS_TRUSTED:
+            self._never_gave.add(member.learner)
+        return True
+
     # ------------------------------------------------------------------------------------------ what follows
+
+    @property
+    def there(self) -> Mapping[str, Member]:
+        """Those who can be asked for a round."""
+        return self.ready | self.idle if self.idle else self.ready
 
     def steps_due(self, p: int, quorum: int) -> float:
         """The steps that H counts on the fragment (core/schedule.py)."""
@@ -152,7 +192,7 @@ class Roster:
             self.askable[p].discard(learner)
             return
         self.awaited[p].discard(learner)
-        is_there = learner in self.ready or learner in self.leaving
+        is_there = learner in self.ready or learner in self.idle or learner in self.leaving
         if is_there and learner not in self._held[p] and member.may_be_asked(p):
             self.askable[p].add(learner)
         else:
@@ -162,7 +202,7 @@ class Roster:
         """All that sums and orders are made of, if the learner is ready; what it was before is taken back."""
         learner = member.learner
         before, after = self._counted.pop(learner, self._nothing), self._nothing
-        if learner in self.ready:
+        if learner in self.ready and not member.is_beyond_belief:
             steps: list[int | None] = [member.unsettled(p) for p in range(len(self.askable))]
             after = self._counted[learner] = _Counted(steps, member.step_s, member.round_steps)
         for p, (was, is_now) in enumerate(zip(before.unsettled, after.unsettled, strict=True)):
@@ -183,6 +223,13 @@ class Roster:
         if after is not None:
             counts[after] = counts.get(after, 0) + 1
         self._steps_due[p] = None
+
+
+def _put(group: dict[str, Member], member: Member, belongs: bool) -> None:
+    if belongs:
+        group[member.learner] = member
+    else:
+        group.pop(member.learner, None)
 
 
 def _move(ordered: list[float], before: float | None, after: float | None) -> None:

@@ -24,10 +24,12 @@ from skerry.core.ledger import MERGED
 from skerry.core.look import Close, View, Want
 from skerry.core.membership import Member, ema
 from skerry.core.quorum import Verdict, decide, grace_s
-from skerry.core.schedule import Pacer, due_at
+from skerry.core.roster import Roster
+from skerry.core.schedule import Pacer, due_at, sync_every_in
 from skerry.core.state import FragmentState
 from skerry.core.vocabulary import Stage
 
+IDLE_NAMED = 3  # learners that bring nothing and are called by name
 CROWD_WEIGHT = 0.02  # of one more merge in the average: slow, because H follows from it, and it from H
 
 
@@ -45,8 +47,9 @@ class Round:
 class Rounds:
     """Open rounds and merges under way, how fast rounds may open, and how long their parts take."""
 
-    def __init__(self, sync: Sync, fragment_count: int) -> None:
+    def __init__(self, sync: Sync, merge_threads: int, fragment_count: int) -> None:
         self.sync = sync
+        self.merge_threads = merge_threads
         self.fragment_count = fragment_count
         self.open: dict[int, Round] = {}
         self.merging: set[int] = set()
@@ -68,13 +71,27 @@ class Rounds:
         """The fragment whose round has been open longest."""
         return min(self.open, key=lambda p: (self.open[p].opened_at, p), default=None)
 
+    def sync_every(self, stage: Stage | None, quorum: int, roster: Roster) -> int:
+        """H: what the configuration says for a stage, or for the closing (None); where a round takes the K quickest
+        longer than that, as long as it takes them.
+
+        Asked for sooner, contributions would lie waiting, and those who can keep up would leave the others behind.
+        Longer still where merges wait for each other: a little more work in each costs less than the age of work that
+        stands in line.
+        """
+        configured, taken = sync_every_in(self.sync, stage), roster.round_steps(quorum)
+        if taken is None:
+            return configured
+        crowd = max(1.0, self.under_way / self.merge_threads)
+        return max(configured, math.ceil(taken * crowd))
+
     # ------------------------------------------------------------------------------------------ decisions of a look
 
     def open_due(self, view: View) -> None:
         """Open what is due, the most overdue first, as far as the pacer lets."""
         pace_s = view.roster.pace_s(view.quorum)
         self.pacer.grow(view.now, pace_s, self.fragment_count / view.sync_every)
-        if len(view.ready) < view.quorum:
+        if len(view.roster.there) < view.quorum:
             return
         ripe_at = {}
         for _, p in sorted((-by, p) for p, by in self._overdue(view).items()):
@@ -117,13 +134,14 @@ class Rounds:
         is_opening = self.open[p].opened_at == view.now
         if not is_opening and not view.roster.askable[p]:
             return []
-        askable = view.roster.askable[p] & view.ready.keys()
+        there = view.roster.there
+        askable = view.roster.askable[p] & there.keys()
         if is_opening:
-            awaited = view.roster.awaited[p] & view.ready.keys()
-            askable |= {learner for learner in awaited if view.ready[learner].may_come_sooner(p, view.now)}
+            awaited = view.roster.awaited[p] & there.keys()
+            askable |= {learner for learner in awaited if there[learner].may_come_sooner(p, view.now)}
         if not askable or not view.held.has_room(p, self.oldest):
             return []
-        return [Want(view.ready[learner], p) for learner in sorted(askable)]
+        return [Want(there[learner], p) for learner in sorted(askable)]
 
     def close(self, p: int, view: View) -> Close | None:
         """Whether an open round has waited long enough."""
@@ -178,8 +196,11 @@ class Rounds:
         return Close(p, view.stage, view.sync_every, "everyone is leaving", view.quorum, 0, view.now)
 
     def explain(self, view: View) -> str:
-        """Why nothing merges right now."""
-        if len(view.ready) < view.quorum:
+        """Why nothing merges right now, and who steps and brings nothing."""
+        return self._why(view) + _idle_words(view.roster)
+
+    def _why(self, view: View) -> str:
+        if len(view.roster.there) < view.quorum:
             ahead = f", {view.ahead} ahead of this tape" if view.ahead else ""
             return f"for learners: {len(view.ready)} ready{ahead}, quorum {view.quorum}"
         if (oldest := self.oldest) is not None:
@@ -227,3 +248,16 @@ class Rounds:
     def _grace_s(self, view: View) -> float:
         kth_s = view.roster.kth_step_s(view.quorum)
         return grace_s(self.sync.grace, self.sync.fragment_sync_delay, kth_s, self.quorum_s, self.sync_s)
+
+
+def _idle_words(roster: Roster) -> str:
+    liars = sorted(name for name, member in roster.idle.items() if member.is_beyond_belief)
+    silent = sorted(roster.idle.keys() - set(liars))
+    counted = "" if roster.counts_idle else ", not counted"
+    words = f"; nothing comes from {_named(silent)}{counted}" if silent else ""
+    return words + (f"; more than can be is claimed by {_named(liars)}{counted}" if liars else "")
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - IDLE_NAMED
+    return ", ".join(names[:IDLE_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from skerry.core.facts import Sample
@@ -15,6 +17,8 @@ STEPS_MAX = 32  # reported step times kept of one life between two looks
 class _Window:
     since: Report
     step_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
     up_bytes: int = 0
     up_s: float = 0.0
 
@@ -33,6 +37,8 @@ class Samples:
         window = self._window(report if last is None else last)
         if (last is None or report.step > last.step) and report.step_s > 0 and len(window.step_s) < STEPS_MAX:
             window.step_s.append(report.step_s)
+            window.losses += [report.loss] if report.loss else []
+            window.grad_norms += [report.grad_norm] if report.grad_norm else []
         self._last[key] = report
 
     def arrived(self, learner: str, life: int, payload_bytes: int, payload_s: float) -> None:
@@ -81,4 +87,12 @@ class Samples:
             last.encode_s - since.encode_s,
             last.adopted - since.adopted,
             last.adopt_s - since.adopt_s,
+            _mean(window.losses),
+            _mean(window.grad_norms),
         )
+
+
+def _mean(said: Sequence[float]) -> float | None:
+    """Of what is finite: neither a tape nor a plot has a use for the rest."""
+    finite = [value for value in said if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else None

@@ -45,6 +45,11 @@ def spent_at(run: Run, ledger: Ledger, elapsed_s: float, given_up: Work = NOTHIN
     return (kept.steps - given_up.steps) / (run.steps * run.learners * count)
 
 
+def budget_of(run: Run) -> float:
+    """All of it, in the run's own unit: minutes, or tokens or steps of all learners together."""
+    return run.minutes or float(run.tokens or run.steps * run.learners)
+
+
 def over_budget(run: Run, ledger: Ledger) -> float:
     """Tokens or steps beyond the budget: learners took them before they heard that it was spent. 0 where it is time."""
     if run.minutes:

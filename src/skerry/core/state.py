@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from skerry.core.facts import (
     RULES,
@@ -25,6 +26,7 @@ from skerry.core.facts import (
     Injected,
     Kept,
     LifeStarted,
+    Ordered,
     Paused,
     PhaseChanged,
     Pruned,
@@ -98,6 +100,7 @@ class LifeState(Struct):
     life: int
     process: str
     index: int
+    since: float = 0.0  # the run's elapsed time when it began
 
 
 class RunState(Struct, tag="Fold"):
@@ -121,6 +124,17 @@ class RunState(Struct, tag="Fold"):
     first_segment: int = 1  # of the tape; those before it were removed on purpose
     journal_file: int = 0  # the newest that a record speaks of, were it removed since; 0: not said
     buffers: dict[str, Buffered] = field(default_factory=dict)  # the newest of each learner
+    config_set: bytes = b""  # the configuration that orders have left; empty: that of the creation holds
+    orders: int = 0  # of the operator's, so far
+    budgets: int = 0  # that the run has had beside its first: progress is a share of the newest
+    budget_since: int = 0  # as many orders there were when it was given
+    dropped: dict[str, str] = field(default_factory=dict)  # learner that an order keeps out -> who gave it
+    is_finishing: bool = False  # it was ordered to close, whatever is left of its budget
+
+    @property
+    def config(self) -> bytes:
+        """The configuration in force, encoded."""
+        return self.config_set or self.created.config
 
     @property
     def is_rolled_back(self) -> bool:
@@ -177,7 +191,13 @@ class RunState(Struct, tag="Fold"):
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
             case LifeStarted():
                 assert fact.life == (self.lives[fact.learner].life if fact.learner in self.lives else 0) + 1, fact
-                self.lives[fact.learner] = LifeState(fact.life, fact.process, fact.index)
+                for name in fact.forgotten:
+                    self.ledger.forget(name, self.lives.pop(name).life)
+                    self.buffers.pop(name, None)
+                self.lives[fact.learner] = LifeState(fact.life, fact.process, fact.index, fact.elapsed_s)
+                for seen in fact.seen:
+                    self.ledger.see(seen)
+                self.ledger.fold(fact.learner, fact.folded)
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
             case Buffered():
                 self.buffers[fact.learner] = fact
@@ -195,6 +215,8 @@ class RunState(Struct, tag="Fold"):
                 self.phase = fact.phase
                 self.before_close = fact.versions or self.before_close
                 self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+            case Ordered():
+                self._obey(fact)
             case Restored():
                 at = self.fragments[fact.fragment]
                 assert (fact.version, fact.digest) == (at.version, at.digest), (fact, at)
@@ -220,8 +242,33 @@ class RunState(Struct, tag="Fold"):
         self.merges_alone += merged == 1
         self.contributors += merged
         self.ready += decision.ready
-        self.progress = max(self.progress, decision.progress)
+        if decision.orders >= self.budget_since:  # else it is a share of a budget that is no more
+            self.progress = max(self.progress, decision.progress)
         self.elapsed_s = max(self.elapsed_s, decision.elapsed_s)
+
+    def _obey(self, fact: Ordered) -> None:
+        self.orders += 1
+        self.elapsed_s = max(self.elapsed_s, fact.elapsed_s)
+        self.progress = fact.progress
+        match fact.verb:
+            case "finish":
+                self.is_finishing = True
+            case "drop":
+                self.dropped[fact.learner] = fact.by
+            case "readmit":
+                self.dropped.pop(fact.learner, None)
+            case "set" | "extend":
+                self.config_set = fact.config
+        if fact.verb == "extend":
+            self._measure_anew(fact)
+
+    def _measure_anew(self, fact: Ordered) -> None:
+        """Shares of the budget are of the newest one, also those at which versions were kept."""
+        self.budgets, self.budget_since = self.budgets + 1, self.orders
+        scale = fact.progress / fact.progress_before if fact.progress_before else 1.0
+        self.kept = [replace(version, progress=version.progress * scale) for version in self.kept]
+        if self.last_kept is not None:
+            self.last_kept = replace(self.last_kept, progress=self.last_kept.progress * scale)
 
     def _next_version(self, to: Decision | SteppedBack, digest: bytes, state: bytes) -> FragmentState:
         at = self.fragments[to.fragment]

@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from skerry.data.pack import DTYPES, FORMAT, INDEX, SHARDS, UNFINISHED, VERSION, Dtype, Index, Shard
+from skerry.disk import sync_folder
 from skerry.errors import DataError, DiskFull, LocalError
 
 SHARD_TOKENS = 1 << 28
@@ -80,13 +81,14 @@ class Writer:
             FORMAT, VERSION, self.dtype, self.vocabulary, self.tokenizer, self.separator, self.documents, self.tokens,
             tuple(self._shards),
         )  # fmt: skip
-        _sync_folder(self.out / SHARDS)
-        with (self.out / UNFINISHED).open("wb") as file:
+        sync_folder(self.out / SHARDS)
+        (self.out / UNFINISHED).unlink()
+        with (self.out / UNFINISHED).open("xb") as file:  # never through a link
             file.write(msgspec.json.encode(index))
             _sync(file)
         (self.out / UNFINISHED).rename(self.out / INDEX)
-        _sync_folder(self.out)
-        _sync_folder(self.out.parent)
+        sync_folder(self.out)
+        sync_folder(self.out.parent)
         self.index = index
 
     def abandon(self) -> None:
@@ -110,7 +112,7 @@ class Writer:
 
     def _check(self, array: np.ndarray) -> None:
         if array.dtype.kind not in "ui" or array.ndim != 1:
-            raise DataError(f"tokens are whole numbers in one row, not {array.dtype} {list(array.shape)}")
+            raise DataError(f"tokens: give whole numbers in one row, not {array.dtype} {list(array.shape)}")
         for token in (int(array.min()), int(array.max())):
             if not 0 <= token < self.vocabulary:
                 raise DataError(f"token {token}: {self.tokenizer} has a vocabulary of {self.vocabulary}")
@@ -118,7 +120,7 @@ class Writer:
     def _append(self, tokens: np.ndarray) -> int:
         """To the open shard, as many as it has room for; how many."""
         if self._file is None:
-            self._file = (self.out / SHARDS / f"{len(self._shards):05d}.bin").open("wb")
+            self._file = (self.out / SHARDS / f"{len(self._shards):05d}.bin").open("xb")
             self._digest, self._count = xxhash.xxh3_128(), 0
         some = np.ascontiguousarray(tokens[: self._shard_tokens - self._count])
         self._file.write(some.data)
@@ -167,11 +169,3 @@ def _told(error: OSError, out: Path) -> LocalError:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

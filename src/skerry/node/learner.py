@@ -57,10 +57,13 @@ from skerry.core.messages import (
     Lend,
     Lent,
     Publication,
+    Pull,
     Refused,
+    Rejected,
     SyncerMessage,
     Welcome,
 )
+from skerry.errors import ConfigError, ProtocolError
 from skerry.node.algebra import FLOAT32, Adopted, Array, LearnerAlgebra, Payload
 from skerry.node.cells import Cell, Lay, count_for
 from skerry.node.mailbox import Begun, Closed, Freed, Gave, Left, Mailbox, News, Passed, Record, Took
@@ -143,6 +146,7 @@ class LearnerNode:
         self._snapshots: Sequence[Cell] = ()  # what the training half fills
         self._payload_bytes, self._payload_s = 0, 0.0  # of all publications so far
         self._labour = Labour()
+        self._lent: dict[int, int] = {}  # by fragment, the version that was lent on this connection
         self._given: Given | None = None  # buffers that no syncer was told of yet
 
     # ------------------------------------------------------------------------------------------ the syncer's messages
@@ -153,6 +157,8 @@ class LearnerNode:
 
     def told(self, message: SyncerMessage, payload: Payload | None, payload_s: float = 0.0) -> None:
         """A message of the syncer, with its payload if it is a publication."""
+        if wrong := self._wrong(message):
+            raise ProtocolError(wrong)
         if isinstance(message, Lend):
             self._lend(message)
             return
@@ -163,6 +169,19 @@ class LearnerNode:
             self._payload_s += payload_s
             self.handle(Told(message), Brought(payload))
 
+    def _wrong(self, message: SyncerMessage) -> str:
+        """Why no syncer that keeps to the protocol says this to this learner; empty if one may."""
+        machine = self.machine
+        if isinstance(message, Welcome):
+            if message.learner != self.name or not message.life:
+                return f"a welcome for {message.learner!r} life {message.life}"
+            if machine is not None and message.life != machine.life:
+                return f"a welcome as life {message.life} to a process that is life {machine.life}"
+        if machine is None or not isinstance(message, Pull | Publication | Rejected):
+            return ""
+        is_known = message.fragment < len(self.fragments)
+        return "" if is_known else f"a {type(message).__name__} of fragment {message.fragment}"
+
     def _introduced(self, message: SyncerMessage) -> None:
         """The first answer to its hello: a welcome gives it a machine, a refusal leaves nothing to do."""
         if isinstance(message, Welcome):
@@ -172,9 +191,12 @@ class LearnerNode:
 
     def _begin(self, welcome: Welcome) -> None:
         """The first welcome brings the run's configuration, and with it the fragments."""
-        self.config = configs.decode(welcome.config)
-        self.settings = self.config.learner
-        fragments = decode_fragments(welcome.fragments, self.layout)
+        try:
+            config = configs.offered(welcome.config)
+            fragments = decode_fragments(welcome.fragments, self.layout)
+        except (ConfigError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"a welcome to what is no run: {error}") from None
+        self.config, self.settings = config, config.learner
         self.machine = LearnerMachine(self.name, self.config, len(fragments))
         self.bases = [None] * len(fragments)
         self.residuals = [None] * len(fragments)
@@ -196,7 +218,10 @@ class LearnerNode:
         if self.machine is None or not 0 <= p < len(self.bases):
             return
         base = self.bases[p]
+        if self._lent.get(p) == message.version:
+            return  # it is on its way: who asks again and again is not given a queue of them
         if base is not None and self.machine.positions[p].base_version == message.version:
+            self._lent[p] = message.version
             lent = Lent(self.name, p, message.version, self.algebra.digest(base))
             self.link.send(lent, self.algebra.whole(base))
 
@@ -210,6 +235,7 @@ class LearnerNode:
         """A new connection: nothing is on its way on it yet, whatever was given to the last one."""
         for out in self.outstanding.values():
             out.sending = False
+        self._lent.clear()
 
     # ------------------------------------------------------------------------------------------ the training half
 
@@ -266,6 +292,7 @@ class LearnerNode:
                 tokens=record.tokens + following.tokens,
                 step_s=max(record.step_s, following.step_s),  # a pause among them shows
                 loss=following.loss if following.steps else record.loss,
+                grad_norm=following.grad_norm if following.steps else record.grad_norm,
             )
         return record
 
@@ -278,7 +305,8 @@ class LearnerNode:
             Taken(took.fragment, took.version, took.version < self.orders.stands[took.fragment].version)
             for took in wanted
         )
-        boundary = Boundary(record.steps, record.tokens, record.step_s, taken, record.loss, overwritten)
+        work = (record.steps, record.tokens, record.step_s)
+        boundary = Boundary(*work, taken, record.loss, overwritten, record.grad_norm)
         self.handle(boundary, Brought(snapshots=snapshots))
 
     def _give(self) -> None:

@@ -137,6 +137,7 @@ class Passed(Record, frozen=True):
     applied: tuple[int, ...]  # numbers of changes
     returned: tuple[int, ...]  # of blends that did not know of every snapshot
     taken: tuple[Took, ...]
+    grad_norm: float = 0.0
 
 
 class Gave(Record, frozen=True):

@@ -17,7 +17,17 @@ import msgspec
 from skerry.algo.contents import frozen_difference
 from skerry.algo.fragments import decode_layout, first_difference
 from skerry.core import admission
-from skerry.core.events import Departed, Joined, Linked, PublicationSent, Reported, Unlinked
+from skerry.core.events import (
+    Departed,
+    Expelled,
+    Joined,
+    Linked,
+    OrderGiven,
+    PublicationSent,
+    Readmitted,
+    Reported,
+    Unlinked,
+)
 from skerry.core.messages import (
     FULL,
     PROTOCOL,
@@ -25,11 +35,15 @@ from skerry.core.messages import (
     Ask,
     Buffers,
     Contribution,
+    DropLearner,
     Hello,
     LearnerMessage,
     Lent,
     Message,
+    Order,
+    Outcome,
     Publication,
+    ReadmitLearner,
     Refused,
     Report,
     SyncerMessage,
@@ -39,11 +53,15 @@ from skerry.errors import ProtocolError, one_line
 from skerry.node.learner import LearnerNode
 from skerry.node.syncer import SyncerNode
 from skerry.wire.handshake import mismatch
-from skerry.wire.repeats import Repeats
-from skerry.wire.transport import Endpoint, Lost, Opened, Received, Sent, WireEvent
+from skerry.wire.repeats import Lines, Repeats
+from skerry.wire.transport import Endpoint, Instructed, Lost, Opened, Received, Sent, WireEvent
 
 NAME = re.compile(r"[a-z0-9._-]{1,64}")
+SILENT_SPARE = 8  # peers that said no hello, beside as many as there are learners: all may come at once
 TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that will not have a learner at present
+COMINGS_BURST = 512.0  # lines about who joined and who was lost: all of a large run may come at once
+COMPARED_BYTES_MAX = 256 << 10  # of a layout that differs: whoever decides for all has no time for longer ones,
+COMPARED_FROZEN_MAX = 10_000  # nor for more names of what is frozen
 ANY = 'skerry.Learner(frozen="any") takes part with whatever it has'
 
 log = logging.getLogger("skerry.syncer")
@@ -65,8 +83,14 @@ class Learners:
         self.peers: dict[int, tuple[str, int]] = {}  # peer -> (learner, life)
         self.links: dict[tuple[str, int], int] = {}  # (learner, life) -> peer
         self.joining: dict[str, int] = {}  # learner -> peer that said hello and is not welcomed yet
+        self.principals: dict[int, str] = {}  # peer -> the name that its connection proves
+        self.answer: Callable[[int, Outcome], None] = _unheard  # tells whoever gave an order what became of it
         self.turned_away = Repeats()  # learners that cannot take part as they are
+        self._unknown = Repeats()  # how connections ended that were no learner's
+        self._comings = Lines(COMINGS_BURST)  # of learners that joined and were lost
         self._refused: set[int] = set()  # peers whose end is no news: why has been said
+        self._silent: dict[int, None] = {}  # peers that have said no hello yet, the oldest first
+        self._answered: set[int] = set()  # peers that have yet to take the answer to what they asked
 
     # ------------------------------------------------------------------------------------------ wire -> node
 
@@ -74,17 +98,37 @@ class Learners:
         match event:
             case Opened():
                 log.debug("connection from %s", event.address)
+                if event.principal:
+                    self.principals[event.peer] = event.principal
+                self._opened(event.peer, now)
             case Received():
+                if event.peer in self._refused:
+                    return  # it was on its way, and must not end the connection before why has been said
                 try:
                     self._received(event, now)
                 except ProtocolError as error:
                     self._drop(event.peer, str(error), now)
+            case Sent(tag="answer"):
+                self._answered.discard(event.peer)
             case Sent():
                 if event.peer in self.peers and isinstance(event.tag, tuple):
                     learner, life = self.peers[event.peer]
                     self.node.handle(PublicationSent(learner, life, *event.tag), now)
+            case Instructed():
+                log.info("an order by %s: %s", event.by, _spelled(event.order))
+                self.node.handle(OrderGiven(event.order, event.by, event.peer), now)
+                if isinstance(event.order, ReadmitLearner):
+                    self._let_in(event.order.learner)
             case Lost():
                 self._lost(event, now)
+
+    def _opened(self, peer: int, now: float) -> None:
+        """Learners say hello at once. Who does not keeps a place only while there are not too many like it."""
+        self._silent[peer] = None
+        if len(self._silent) > self.node.config.run.learners + SILENT_SPARE:
+            first = next(iter(self._silent))
+            del self._silent[first]
+            self._drop(first, "it says no hello, and others are waiting", now)
 
     def _drop(self, peer: int, why: str, now: float) -> None:
         """It may come again, and again say what it must not: that is said once in a while."""
@@ -99,8 +143,7 @@ class Learners:
             self._hello(event.peer, message, now)
             return
         if isinstance(message, Ask):
-            created = self.node.machine.state.created
-            self.endpoint.send(event.peer, Answer(created.run, created.config))
+            self._asked(event.peer)
             return
         if event.peer not in self.peers:
             raise ProtocolError(f"{type(message).__name__} before a hello")
@@ -121,15 +164,25 @@ class Learners:
         elif event.payload is not None:
             self.node.contribution(message, event.payload, event.payload_s)
 
+    def _asked(self, peer: int) -> None:
+        """One answer at a time: who asks again and reads nothing would have us keep them all."""
+        if peer in self._answered:
+            raise ProtocolError("it asks again before it has read the answer")
+        self._answered.add(peer)
+        state = self.node.machine.state
+        self.endpoint.send(peer, Answer(state.created.run, state.config), tag="answer")
+
     def _hello(self, peer: int, hello: Hello, now: float) -> None:
         if peer in self.peers:
             raise ProtocolError("a second hello")
-        refused = self._objection(hello)
+        self._silent.pop(peer, None)
+        refused = self._objection(hello, self.principals.get(peer, hello.learner))
         if refused is not None:
             self._refuse(peer, hello.learner, refused, now)
             return
         self.joining[hello.learner] = peer
-        self.node.handle(Joined(hello.learner, hello.process, hello.life), now)
+        has_key = self.principals.get(peer) == hello.learner
+        self.node.handle(Joined(hello.learner, hello.process, hello.life, has_key), now)
         self.joining.pop(hello.learner, None)
 
     def _refuse(self, peer: int, learner: str, refused: Refused, now: float) -> None:
@@ -140,10 +193,12 @@ class Learners:
         self.endpoint.send(peer, refused)
         self.endpoint.drop(peer, refused.text)
 
-    def _objection(self, hello: Hello) -> Refused | None:
+    def _objection(self, hello: Hello, principal: str) -> Refused | None:
         """Why this learner cannot take part; None if it can. Whoever speaks another protocol may yet be upgraded."""
         if hello.protocol != PROTOCOL:
             return Refused(mismatch(syncer=PROTOCOL, learner=hello.protocol), "ahead")
+        if hello.learner != principal:
+            return Refused(one_line(f"its key is that of {principal}, and it calls itself {hello.learner!r:.80}"))
         reason = self._misfit(hello)
         return Refused(reason) if reason else None
 
@@ -152,6 +207,8 @@ class Learners:
             return f"learner name {hello.learner[:80]!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
         if hello.layout_digest == self.node.layout.digest:
             return self._other_base(hello)
+        if len(hello.layout) > COMPARED_BYTES_MAX:
+            return "its model has another layout (its digest differs); it is too large to be compared here"
         try:
             difference = first_difference(decode_layout(hello.layout), self.node.layout) or "their order differs"
         except (msgspec.MsgspecError, ValueError, RecursionError):  # also of a number that is too long to be written
@@ -170,19 +227,61 @@ class Learners:
         if said is None:
             first = f"the run's model has frozen parameters, like {min(contents.frozen)}"
             return f"{first}, and the learner says nothing of its own: upgrade Skerry there; {ANY}"
+        if len(said) > COMPARED_FROZEN_MAX and said != contents.frozen:
+            return f"its {len(said)} frozen parameters are not those of the run; they are too many to be compared here"
         difference = frozen_difference(said, contents.frozen)
         return difference and one_line(f"{difference}: load the base that the run began with; {ANY}")
 
     def _lost(self, event: Lost, now: float) -> None:
         who = self.peers.pop(event.peer, None)
+        self.principals.pop(event.peer, None)
+        self._silent.pop(event.peer, None)
+        self._answered.discard(event.peer)
         if event.peer in self._refused:
             self._refused.discard(event.peer)
         elif who is None:
-            log.info("connection that is no learner's ended: %s", event.reason)
+            if self._unknown.is_news("", event.reason, now):
+                log.info("connection that is no learner's ended: %s", event.reason)
         elif self.links.get(who) == event.peer:
-            log.info("%s: %s", who[0], event.reason)
+            if self._comings.has_one(who[0], now):
+                log.info("%s %s", who[0], self._how_it_went(*who) or f"lost: {event.reason}")
             del self.links[who]
             self.node.handle(Departed(*who), now)
+
+    def _how_it_went(self, learner: str, life: int) -> str:
+        """What it has handed over, of one that said that it leaves; empty of one that did not."""
+        member = self.node.machine.members.get(learner)
+        if member is None or member.life != life or member.report is None or member.report.state != "left":
+            return ""
+        report = member.report
+        settled = min(at.mark_step for at in report.positions)
+        if settled < report.step:  # it could wait no longer
+            return f"left before all was handed over ({settled} of {report.step} steps)"
+        return f"left in order ({settled} steps handed over)"
+
+    def expel(self, learner: str, why: str, now: float) -> None:
+        """An operator turns this learner out, whether it is here or not, for as long as this process lives."""
+        log.warning("%s is turned out: %s", learner, why)
+        self.node.handle(Expelled(learner, why), now)
+
+    def readmit(self, learner: str, now: float) -> None:
+        """A learner that was turned out may come again, as another life."""
+        self.node.handle(Readmitted(learner), now)
+        self._let_in(learner)
+
+    def _let_in(self, learner: str) -> None:
+        """That it was turned out is no news any more, unless it still is, for another reason."""
+        if learner not in self.node.machine.door.expelled:
+            self.turned_away.forget(learner, "expelled")
+
+    def hang_up(self, learner: str, why: str) -> None:
+        """End every connection that proves to be this learner's, whether it has joined or not; it may dial again."""
+        for peer in [peer for peer, principal in self.principals.items() if principal == learner]:
+            self.endpoint.drop(peer, why)
+
+    def peers_of(self, learner: str) -> list[int]:
+        """The connections that it has."""
+        return [peer for peer, (name, _) in self.peers.items() if name == learner]
 
     def payload_bytes(self, message: Message) -> int:
         """The only legal payload length of a bulk message; called by the I/O thread before it allocates."""
@@ -221,16 +320,32 @@ class Learners:
             self.endpoint.drop(before, "the same learner connected again")
         self.links[learner, life] = peer
         self.peers[peer] = (learner, life)
-        log.info("%s joined (life %d)", learner, life)
+        if self._comings.has_one(learner, self.node.clock()):
+            log.info("%s joined (life %d)", learner, life)
+
+    def left_out(self, now: float) -> int:
+        """How many lines about learners and strangers were not said of late, where it is time to say that."""
+        return self.turned_away.left_out(now) + self._comings.left_out(now)
+
+    def reply(self, ticket: int, outcome: Outcome) -> None:
+        log.info("%s: %s", "done" if outcome.is_done else "refused", outcome.text)
+        self._once_durable(partial(self.answer, ticket, outcome))
 
     def dismiss(self, learner: str, life: int, refused: Refused) -> None:
+        """Said once: a learner that is not dismissed for good comes again every few seconds."""
+        if self.turned_away.is_news(learner, refused.text, self.node.clock(), refused.why):
+            log.warning("dismissed: %s", refused.text)
         peer = self.links.pop((learner, life), None) if life else self.joining.pop(learner, None)
         if peer is not None:
             self.peers.pop(peer, None)
-            if not refused.is_final:
-                self._refused.add(peer)
+            self.principals.pop(peer, None)  # it is about to be hung up on, behind what it is told
+            self._refused.add(peer)
             self._once_durable(partial(self.endpoint.send, peer, refused))
             self._once_durable(partial(self.endpoint.drop, peer, refused.text))
+
+
+def _unheard(ticket: int, outcome: Outcome) -> None:
+    """Where nobody can give an order, nobody waits for an answer."""
 
 
 class Uplink:
@@ -259,7 +374,10 @@ class Uplink:
             case Received():
                 if isinstance(event.message, Welcome):
                     self.turned_away = ""
-                self.node.told(event.message, event.payload, event.payload_s)  # type: ignore[arg-type]
+                try:
+                    self.node.told(event.message, event.payload, event.payload_s)  # type: ignore[arg-type]
+                except ProtocolError as error:
+                    self._broken(event.peer, str(error))
             case Sent():
                 if isinstance(event.tag, tuple):
                     self.node.sent(*event.tag)
@@ -271,17 +389,25 @@ class Uplink:
                     elif not self._is_turned_away:
                         learner_log.info("syncer lost: %s", event.reason)
 
+    def _broken(self, peer: int, why: str) -> None:
+        """What it says is none of ours to make sense of: it is hung up on and dialled again, as after any loss."""
+        self.turned_away = f"the syncer broke the protocol: {why}"
+        if self.node.clock() - self._said_at >= TURNED_AWAY_SAYS_S:
+            self._said_at = self.node.clock()
+            learner_log.warning("hung up: %s", self.turned_away)
+        self.endpoint.drop(peer, self.turned_away)
+
     def _turned_away(self, why: str) -> None:
         """The syncer hangs up and the endpoint dials again, until the right run is served; training goes on.
 
         Whoever has not joined yet is told by who waits for it.
         """
-        self.turned_away, self._is_turned_away = why, True
+        self.turned_away, self._is_turned_away = one_line(why), True
         if self.node.machine is None:
             return
         if self.node.clock() - self._said_at >= TURNED_AWAY_SAYS_S:
             self._said_at = self.node.clock()
-            learner_log.warning("not taken in, training goes on: %s", why)
+            learner_log.warning("not taken in, training goes on: %s", self.turned_away)
 
     def payload_bytes(self, message: Message) -> int:
         """The only legal payload length of a publication; called by the I/O thread before it allocates."""
@@ -306,3 +432,11 @@ class Uplink:
     @property
     def bytes_down(self) -> int:
         return self.endpoint.bytes_in
+
+
+def _spelled(order: Order) -> str:
+    """An order as its operator gave it, in a word or two."""
+    words = {"PauseRun": "stop", "FinishRun": "stop --finish", "SetKeys": "set", "ExtendRun": "extend"}
+    words |= {"DropLearner": "drop", "ReadmitLearner": "drop --readmit"}
+    about = f" {order.learner}" if isinstance(order, DropLearner | ReadmitLearner) else ""
+    return words[type(order).__name__] + about

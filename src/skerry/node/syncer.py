@@ -33,12 +33,14 @@ from skerry.core.events import (
     Checkpoint,
     CheckpointDone,
     Dismiss,
+    Drop,
     Finish,
     Hold,
     Merge,
     MergeDone,
     Publish,
     Record,
+    Reply,
     Send,
     Started,
     SyncerAction,
@@ -48,7 +50,7 @@ from skerry.core.events import (
 from skerry.core.facts import Buffered, Checkpointed, Committed, Decision, Entry, EpochStarted, Fact, Result, Took
 from skerry.core.flow import WINDOW_BYTES, Window
 from skerry.core.ledger import MERGED
-from skerry.core.messages import FULL, Buffers, Contribution, Publication, Refused, SyncerMessage
+from skerry.core.messages import FULL, Buffers, Contribution, Outcome, Publication, Refused, SyncerMessage
 from skerry.core.state import state_of
 from skerry.core.syncer import SyncerMachine
 from skerry.core.vocabulary import Ending, Flaw
@@ -58,9 +60,11 @@ from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
 from skerry.node.buffers import flaw_of
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
+from skerry.node.transitions import Transitions
 from skerry.node.work import AtOnce, Behind, Pool
 from skerry.store.journal import Place, file_bytes
 from skerry.store.store import RECORD, Store
+from skerry.wire.repeats import Repeats
 
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
@@ -132,6 +136,8 @@ class Outbox(Protocol):
 
     def dismiss(self, learner: str, life: int, refused: Refused) -> None: ...
 
+    def reply(self, ticket: int, outcome: Outcome) -> None: ...
+
 
 class SyncerNode:
     """One syncer process over one run directory."""
@@ -155,7 +161,7 @@ class SyncerNode:
         self.pool: Pool[Work] = pool or AtOnce()
         self.threads = threads
         state = state_of(store.records)
-        self.config = configs.decode(state.created.config)
+        config = configs.decode(state.config)
         self.layout: Layout = decode_layout(state.created.layout)
         self.contents = decode_contents(state.created.contents)
         self.fragments = decode_fragments(state.created.fragments, self.layout)
@@ -163,30 +169,37 @@ class SyncerNode:
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
         self._storing: dict[str, Buffers | None] = {}  # learner whose buffers are being looked at -> what waits
-        self.unseen_bytes = 0  # of contributions that wait to be looked at, or are
+        self.unseen_bytes = 0  # of contributions that wait to be looked at, or are,
+        self.unseen_of: dict[str, int] = {}  # and by learner, where there are any
+        self._flaws = Repeats()
         self._gathered: list[Unseen] = []  # those that no worker was handed yet,
         self._gathered_bytes = 0  # and their sum
         self.finished: Ending | None = None
-        self._turned_away: dict[str, str] = {}  # learner -> why it was last dismissed
         self._merges_waiting: deque[Merge] = deque()  # for the disk
         self._said_at = float("-inf")  # that the disk is too slow
         self._entries: dict[Place, Any] = {}  # of merges that have ended, until they are written
         self._commits = 0  # since the last tidying
+        self._transitions = Transitions(state.is_finishing)
         self._has_merged = False
         self.commits_per_collect = COMMITS_PER_COLLECT
         # One merge in `checkpoint_every` makes a checkpoint due: put off for half as many, they keep up.
-        self._behind = Behind(self.config.store.checkpoint_every // 2)
+        self._behind = Behind(config.store.checkpoint_every // 2)
         self.log = Log(store, lambda: self.clock(), observer)
         version_bytes = sum(algebra.payload_bytes("bf16", fragment) for fragment in self.fragments)
-        store.journal.file_bytes = file_bytes(self.config.store.checkpoint_every * version_bytes)
+        store.journal.file_bytes = file_bytes(config.store.checkpoint_every * version_bytes)
         store.journal.known = state.journal_file
         started = EpochStarted(state.epoch + 1)
         self._write([started])
         state.apply(started)
         whole_bytes = [algebra.payload_bytes("fp32", fragment) for fragment in self.fragments]
-        window = Window(whole_bytes, self.config.wire.streams, window_bytes)
-        self.machine = SyncerMachine(self.config, state, clock(), window)
+        window = Window(whole_bytes, config.wire.streams, window_bytes)
+        self.machine = SyncerMachine(config, state, clock(), window)
         self.handle(Started(), clock())
+
+    @property
+    def config(self) -> configs.Config:
+        """That is in force."""
+        return self.machine.config
 
     # ------------------------------------------------------------------------------------------ events in
 
@@ -218,6 +231,7 @@ class SyncerNode:
         Those that come together, as a learner's of one boundary do, are handed to a worker together if they are small.
         """
         self.unseen_bytes += len(payload)
+        self.unseen_of[c.learner] = self.unseen_of.get(c.learner, 0) + len(payload)
         self._gathered.append(Unseen(c, payload, payload_s))
         self._gathered_bytes += len(payload)
         if self._gathered_bytes >= LOOK_BYTES:
@@ -281,7 +295,10 @@ class SyncerNode:
 
     def _take_looked(self, looked: Looked, now: float) -> None:
         for event, arrival in looked.inspected:
+            learner = event.contribution.learner
             self.unseen_bytes -= event.payload_bytes
+            if left := self.unseen_of.pop(learner) - event.payload_bytes:
+                self.unseen_of[learner] = left
             self.handle(event, now, arrival)
 
     def _take_versions(self, ended: Sequence[Version], now: float) -> None:
@@ -318,7 +335,9 @@ class SyncerNode:
             self._write(facts)
 
     def _act(
-        self, action: Send | Hold | Publish | Merge | Checkpoint | Dismiss | Finish, arrival: Arrival | None
+        self,
+        action: Send | Hold | Drop | Publish | Merge | Checkpoint | Dismiss | Reply | Finish,
+        arrival: Arrival | None,
     ) -> None:
         match action:
             case Send():
@@ -326,6 +345,8 @@ class SyncerNode:
             case Hold():
                 assert arrival is not None and arrival.contribution.seq == action.seq, (action, arrival)
                 self.held[action.learner, action.fragment] = arrival
+            case Drop():
+                del self.held[action.learner, action.fragment]
             case Publish():
                 self._publish(action)
             case Merge():
@@ -336,7 +357,9 @@ class SyncerNode:
                 p, version = action.fragment, self.machine.state.fragments[action.fragment].version
                 self.pool.submit(partial(self._checkpoint, p, version, self.values[p]), self._behind)
             case Dismiss():
-                self._dismiss(action)
+                self.outbox.dismiss(action.learner, action.life, Refused(action.text, action.why))
+            case Reply():
+                self.outbox.reply(action.ticket, action.outcome)
             case Finish():
                 self._collect()
                 self.log.then(partial(self._finish, action.reason))
@@ -344,20 +367,14 @@ class SyncerNode:
     def _finish(self, reason: Ending) -> None:
         self.finished = reason
 
-    def _dismiss(self, action: Dismiss) -> None:
-        """Said once: a learner that is not dismissed for good comes again every few seconds."""
-        refused = Refused(action.text, action.why)
-        if refused.is_final or self._turned_away.get(action.learner) != action.text:
-            log.warning("dismissed: %s", action.text)
-        self._turned_away[action.learner] = action.text
-        self.outbox.dismiss(action.learner, action.life, refused)
-
     def _write(self, facts: list[Fact]) -> None:
         """To the log, to be kept together."""
         records = [msgspec.msgpack.encode(fact) for fact in facts]
         places = [Place(*fact.result.entry) for fact in facts if isinstance(fact, Committed)]
         self.log.write(records, _files_of(facts), [(place, self._entries.pop(place)) for place in places])
         self._commits += 1
+        for template, values in self._transitions.lines(facts):
+            self.log.then(partial(log.info, template, *values))
 
     def tidy(self) -> None:
         """Between events: begin a new segment when the tape's is full, collect what nobody needs any more.
@@ -390,7 +407,7 @@ class SyncerNode:
         began = self.clock()
         found, flaw = self._look_into(c, payload)
         took_s = self.clock() - began
-        if flaw is not None:
+        if flaw is not None and self._flaws.is_news(c.learner, flaw, began):
             largest = f" (largest value {found.max_abs:.3g})" if found else ""
             log.warning("refused contribution of %s to fragment %d: %s%s", c.learner, c.fragment, flaw, largest)
         arrival = Arrival(c, payload, found, took_s) if found else None
@@ -519,6 +536,7 @@ class SyncerNode:
             progress=action.progress,
             order=action.order if is_last else 0,
             lay_s=action.lay_s if is_last else 0.0,
+            budget=action.budget,
         )
         tag = (action.fragment, version) if is_last else None
         self.outbox.send(action.learner, action.life, message, delta.payload, tag)

@@ -31,7 +31,7 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "quorum": machine.quorum,
         "ready": len(machine.roster.ready),
         "refused": dict(sorted(machine.refused.items())),
-        "ahead": dict(sorted(machine.ahead.items())),
+        "ahead": {learner: ahead.why for learner, ahead in sorted(machine.ahead.items())},
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
         "learners": {name: _member(machine, name) for name in sorted(machine.members)},
@@ -47,11 +47,12 @@ def recorded(state: RunState, wall: float) -> dict[str, Any]:
             "life": known.life,
             "state": "away",
             "step": account.step,
+            "steps": state.ledger.before(name, known.life).steps + account.step,
             "tokens": account.tokens,
             "bytes_up": account.bytes_up,
             "bytes_down": account.bytes_down,
         }
-    config = configs.decode(state.created.config)
+    config = configs.decode(state.config)
     return _run(state, config, wall) | {"elapsed_s": state.elapsed_s, "learners": learners}
 
 
@@ -72,6 +73,9 @@ def _run(state: RunState, config: configs.Config, wall: float) -> dict[str, Any]
         "sync_every": sync_every_in(config.sync, stage),
         "versions": [f.version for f in state.fragments],
         "tokens": tokens(state.ledger.sums(), len(state.fragments)),
+        "orders": state.orders,  # of the operator's, so far
+        "dropped": sorted(state.dropped),  # learners that they keep out
+        "finishing": state.is_finishing,
     }
 
 
@@ -91,6 +95,7 @@ def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
         "life": member.life,
         "state": member.state(machine.clock.now, machine.config.sync.stall_s),
         "step": member.step,
+        "steps": machine.state.ledger.before(name, member.life).steps + member.step,  # with those of earlier lives
         "tokens": report.tokens if report else 0,
         "tokens_per_s": _rate(machine, name),
         "step_s": member.step_s or 0.0,

@@ -198,7 +198,7 @@ class TrainingHalf:
 
     # ------------------------------------------------------------------------------------------ boundaries
 
-    def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0) -> None:
+    def boundary(self, steps: int, tokens: int, step_s: float, loss: float = 0.0, grad_norm: float = 0.0) -> None:
         """Pass a step boundary: make the changes that have come, take the snapshots that are due, go on.
 
         A carrier that refuses to does so before anything is done or told, so the step is nowhere counted.
@@ -219,7 +219,7 @@ class TrainingHalf:
         taken += [self._take(want) for want in due if want.fragment not in self._first]
         self._first.clear()
         done = (_numbers(applied), _numbers(returned), tuple(taken))
-        self._mailbox.send(Passed(steps, tokens, step_s, loss, *done))
+        self._mailbox.send(Passed(steps, tokens, step_s, loss, *done, grad_norm))
         if self.step_count - self._gave_at >= BUFFERS_EVERY:
             self._give_buffers()
 

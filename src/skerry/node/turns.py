@@ -9,9 +9,10 @@ many events, and whoever drives gets to the clock, to signals and to the status 
 longer than a burst of contributions takes: a look before they are in closes rounds with half of the learners. For the
 same reason the look waits, as long at most, for contributions that the pool still looks into.
 
-The line is in the order in which things came, but for one thing: a report restates a learner's whole position, so a
-newer one takes the place of the older that still waits. A contribution then waits behind one report of each learner at
-most, and a syncer that has fallen behind has no more of them to take in than there are learners.
+The line is in the order in which things came, but for two things. An operator's order goes first. And a report restates
+a learner's whole position, so a newer one takes the place of the older that still waits. A contribution then waits
+behind one report of each learner at most, and a syncer that has fallen behind has no more of them to take in than there
+are learners.
 
 The process of a syncer drives it in real time; simulator, laboratory and twin do in virtual time. Nothing here waits.
 """
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from skerry.core.messages import Report
 from skerry.node.peers import Learners
 from skerry.node.syncer import SyncerNode
-from skerry.wire.transport import Received, WireEvent, payload_bytes
+from skerry.wire.transport import Instructed, Received, WireEvent, payload_bytes
 
 TURN_S = 0.05  # a turn takes nothing further in after this long; what it has begun it finishes
 LINE_MAX = 1024  # beyond it nothing should be offered, so that the other side of the wire feels it
@@ -42,7 +43,8 @@ class SyncerDriver:
     def __init__(self, node: SyncerNode, learners: Learners, clock: Callable[[], float]) -> None:
         self.node, self.learners, self.clock = node, learners, clock
         self._line: deque[_Place] = deque()
-        self._line_bytes = 0  # of payloads in it
+        self._line_bytes = 0  # of payloads in it,
+        self._line_of: dict[int, int] = {}  # and by peer, where there are any
         self._reports: dict[int, _Place] = {}  # peer -> where its report stands
         self._look_by = clock()  # whatever is still being looked into
 
@@ -63,11 +65,22 @@ class SyncerDriver:
         """Of payloads that wait in line or are being looked into."""
         return self._line_bytes + self.node.unseen_bytes
 
+    @property
+    def waiting_of(self) -> dict[int, int]:
+        """The same by peer; of who is gone it is nobody's any more."""
+        waiting = dict(self._line_of)
+        for learner, unseen_bytes in self.node.unseen_of.items():
+            for peer in self.learners.peers_of(learner):
+                waiting[peer] = waiting.get(peer, 0) + unseen_bytes
+        return waiting
+
     def offer(self, event: WireEvent) -> None:
         """Something has come; it is taken in at its turn."""
-        if not isinstance(event, Received) or not isinstance(event.message, Report):
+        if isinstance(event, Instructed):
+            self._line.appendleft(_Place(event))  # somebody waits for the answer, and few orders come
+        elif not isinstance(event, Received) or not isinstance(event.message, Report):
             self._line.append(_Place(event))
-            self._line_bytes += payload_bytes(event)
+            self._count(event, payload_bytes(event))
         elif event.peer not in self._reports:
             self._reports[event.peer] = _Place(event)
             self._line.append(self._reports[event.peer])
@@ -92,8 +105,14 @@ class SyncerDriver:
     def _take(self, event: WireEvent) -> None:
         if isinstance(event, Received) and isinstance(event.message, Report):
             del self._reports[event.peer]
-        self._line_bytes -= payload_bytes(event)
+        self._count(event, -payload_bytes(event))
         self.learners.take(event, self.clock())
+
+    def _count(self, event: WireEvent, more_bytes: int) -> None:
+        if more_bytes:
+            self._line_bytes += more_bytes
+            if left := self._line_of.pop(event.peer, 0) + more_bytes:
+                self._line_of[event.peer] = left
 
 
 def _number(event: WireEvent) -> int:

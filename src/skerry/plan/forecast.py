@@ -46,7 +46,7 @@ def report(plan: RunPlan) -> dict[str, Any]:
             "learner_device": learner["device"],
             "syncer": needs.syncer_memory(config, sizes, rounds),
         },
-        "disk": needs.disk(config, sizes, 3600 * count / mean_period, contributors),
+        "disk": needs.disk(config, sizes, 3600 * count / mean_period, contributors) | {"fixed": plan.fixed_bytes},
         "goodput": merged,
         "quorum_share": quorum_share(plan, sizes),
         "suggested": suggested,

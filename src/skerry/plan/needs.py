@@ -28,7 +28,8 @@ t merges at a time, one for each of merge.threads or one for each fragment.
 Disk (`store/`): a checkpoint of a fragment is a file of 12 bytes an element. There are the newest two, one that is
 being written or that the closing began with, genesis (4), and every kept version (store.keep_every) until it is pruned.
 Others lie there until every 32nd commit. The tape grows by one record a merge and one of measurements each five
-seconds, and with store.record = "full" every merged contribution stays, until they are pruned.
+seconds, and with store.record = "full" every merged contribution stays, until they are pruned. What of a model is not
+trained lies there once, as it came.
 """
 
 from __future__ import annotations

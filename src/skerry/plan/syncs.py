@@ -73,6 +73,7 @@ class RunPlan(NamedTuple):
     syncer_rate: float = math.inf  # bit/s each way, shared by all learners
     delays: Delays = MEASURED
     state: State = "host"  # where learners have theirs
+    fixed_bytes: int = 0  # of the model, that are not trained
 
     @property
     def quorum(self) -> int:

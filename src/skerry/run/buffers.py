@@ -18,6 +18,7 @@ from skerry.algo.contents import decode_contents
 from skerry.core.facts import Buffered
 from skerry.core.state import RunState
 from skerry.run.tensors import WIDTHS, narrowed, widened
+from skerry.store.files import opened
 from skerry.store.store import FILES
 
 LATELY = 0.1  # of the run's time, before the newest,
@@ -33,6 +34,9 @@ def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
     dtypes = {fixed.name: fixed.dtype for fixed in decode_contents(state.created.contents).fixed}
     names = sorted({name for _, tensors in read for name in tensors})
     weights = [_tokens(state, given) for given, _ in read]
+    if any(weights):  # whose work is in the model; before there is any, everybody's are as good
+        read = [each for w, each in zip(weights, read, strict=True) if w]
+        names, weights = sorted({name for _, tensors in read for name in tensors}), [w for w in weights if w]
     return {
         name: _one(dtypes[name], [(w, t[name]) for w, (_, t) in zip(weights, read, strict=True) if name in t])
         for name in names
@@ -40,8 +44,8 @@ def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
 
 
 def _tokens(state: RunState, given: Buffered) -> int:
-    """After which it had them, and no more than the books have of that life: a learner may say anything."""
-    return min(given.tokens, state.ledger.account(given.learner, given.life).tokens)
+    """After which it had them, and no more than were merged of that life: a learner may say anything."""
+    return min(given.tokens, state.ledger.merged_of(given.learner, given.life) // len(state.fragments))
 
 
 def given_lately(buffers: Iterable[Buffered]) -> list[Buffered]:
@@ -70,7 +74,8 @@ def _read(root: Path, given: Buffered) -> dict[str, bytes] | None:
     """None of a file that is not there, or not what was written: the run can do without."""
     path = root / FILES / given.file
     try:
-        data = path.read_bytes()
+        with opened(path) as file:
+            data = file.read()
     except OSError:
         data = b""
     if xxhash.xxh3_128_hexdigest(data) != given.file:

@@ -23,7 +23,7 @@ from skerry.run import last_words
 from skerry.run.export import read_model
 from skerry.run.facts import read_run
 from skerry.run.rollback import kept_version
-from skerry.store.files import put_in_place
+from skerry.store.files import contents, put_in_place
 from skerry.store.store import Store
 
 EVALUATIONS = "evaluations.jsonl"
@@ -70,7 +70,7 @@ def waiting(root: Path) -> list[Evaluated]:
     """What was found and is not on the tape yet."""
     path = root / EVALUATIONS
     try:
-        return [msgspec.json.decode(line, type=Evaluated) for line in path.read_bytes().splitlines()]
+        return [msgspec.json.decode(line, type=Evaluated) for line in contents(path).splitlines()]
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as error:
@@ -80,7 +80,7 @@ def waiting(root: Path) -> list[Evaluated]:
 def newest(root: Path) -> dict[str, Any] | None:
     """What was found last and is not on the tape yet, for a status; that it cannot be read is for `waiting` to say."""
     try:
-        return shown(msgspec.json.decode((root / EVALUATIONS).read_bytes().splitlines()[-1], type=Evaluated))
+        return shown(msgspec.json.decode(contents(root / EVALUATIONS).splitlines()[-1], type=Evaluated))
     except (OSError, IndexError, msgspec.DecodeError):
         return None
 

@@ -20,6 +20,7 @@ import xxhash
 
 from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
+from skerry.core.facts import RunCreated
 from skerry.core.state import KeptVersion, RunState
 from skerry.errors import FileDamaged
 from skerry.node import versions
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # What a run directory is made of, but for its exported models.
 PARTS = (
     "tape", JOURNAL, FILES, RECORD, LOCK, SUPERVISOR, GENESIS, FIXED,
-    "status.json", "summary.json", "local.json", "evaluations.jsonl", "logs", "paces",
+    "status.json", "summary.json", "local.json", "evaluations.jsonl", "commands.jsonl", "logs", "paces",
 )  # fmt: skip
 
 
@@ -49,16 +50,22 @@ def read_model(
 
     `before_close` gives those before the run's last merge.
     """
-    arrays: dict[str, Any] = {
-        t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors
-    }
-    for fragment, master in _masters(store, state, state.before_close if before_close else (), kept):
-        scatter(fragment, master, arrays)
+    arrays: dict[str, Any] = {**trained(store, state, kept, state.before_close if before_close else ())}
     if state.created.fixed:
         file, given = fixed_file(store.root, state.created), of_learners(store.root, state) if kept is None else {}
         arrays |= {name: file.array(name, given.get(name)) for name in file.entries}
     aliases = decode_contents(state.created.contents).aliases
     return arrays | {alias: arrays[name].copy() for alias, name in aliases.items()}
+
+
+def trained(
+    store: Store, state: RunState, kept: KeptVersion | None = None, wanted: tuple[int, ...] = ()
+) -> dict[str, F32]:
+    """The master values of what is trained, by name: the newest, of a kept version, or the wanted ones."""
+    arrays = {t.name: np.empty(t.shape, np.float32) for t in decode_layout(state.created.layout).tensors}
+    for fragment, master in _masters(store, state, wanted, kept):
+        scatter(fragment, master, arrays)
+    return arrays
 
 
 def write_model(
@@ -87,7 +94,7 @@ def write_model(
                 for entry in places.get(slot.name, ()):
                     file.seek(len(head) + entry.start + WIDTHS[entry.dtype] * slot.start)
                     file.write(narrowed(master[slot.offset : slot.offset + slot.size], entry.dtype))
-        for piece in _fixed(store.root, state, places, is_newest=kept is None):
+        for piece in fixed_pieces(store.root, state, places, is_newest=kept is None):
             for entry in places[piece.of.name]:
                 values = _as(piece.data, piece.of.dtype, entry.dtype)
                 file.seek(len(head) + entry.start + piece.start * len(values) // len(piece.data))
@@ -104,7 +111,7 @@ class Piece(NamedTuple):
     data: bytes
 
 
-def _fixed(root: Path, state: RunState, names: Container[str], is_newest: bool = True) -> Iterator[Piece]:
+def fixed_pieces(root: Path, state: RunState, names: Container[str], is_newest: bool = True) -> Iterator[Piece]:
     """What is not trained and has these names; `FileDamaged` at the end of a tensor that is not as it was.
 
     It lies in the run's own file, but for buffers of the newest version, which come from learners.
@@ -164,7 +171,7 @@ def streamed(root: Path, state: RunState, arrays: Mapping[str, F32], more: Mappi
         if source in arrays:
             yield narrowed(np.ravel(arrays[source]), entry.dtype)
         else:
-            yield from (piece.data for piece in _fixed(root, state, {source}))
+            yield from (piece.data for piece in fixed_pieces(root, state, {source}))
 
 
 def _masters(
@@ -180,6 +187,18 @@ def _masters(
         yield fragment, values.theta + values.error
 
 
+def lineage_of(created: RunCreated) -> dict[str, Any] | None:
+    """From which run a fork began, as numbers and words; None of a run that is no fork."""
+    if (lineage := created.lineage) is None:
+        return None
+    return {
+        "run": lineage.run,
+        "commit": lineage.head.hex(),
+        "version": lineage.kept,
+        "fragment_versions": list(lineage.versions),
+    }
+
+
 def _about(state: RunState, more: Mapping[str, Any]) -> dict[str, str]:
     """Our metadata."""
     about = {
@@ -187,6 +206,7 @@ def _about(state: RunState, more: Mapping[str, Any]) -> dict[str, str]:
         "versions": [f.version for f in state.fragments],
         **said_of(state.created),
         **more,
-        "config": json.loads(state.created.config),
+        **({"lineage": lineage} if (lineage := lineage_of(state.created)) else {}),
+        "config": json.loads(state.config),
     }
     return {METADATA: json.dumps(about)}

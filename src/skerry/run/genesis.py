@@ -35,7 +35,7 @@ from skerry.algo.fragments import (
     layout_of,
     split,
 )
-from skerry.core.facts import RULES, RunCreated
+from skerry.core.facts import RULES, Lineage, RunCreated
 from skerry.errors import DiskFull, ModelError, StoreError
 from skerry.node.algebra import FLOAT32, Algebra, Array, Values
 from skerry.run.tensors import WIDTHS, Entry, TensorFile, head_of, widened, written
@@ -272,6 +272,7 @@ def begin(
     show: Show = lambda done, total: None,
     contents: Contents = UNSAID,
     fixed: str = "",
+    lineage: Lineage | None = None,
 ) -> RunCreated:
     """Split the model, write version 0 of every fragment, whose values `first` gives, and begin the tape.
 
@@ -299,6 +300,7 @@ def begin(
         thetas=tuple(thetas),
         contents=encode_contents(contents),
         fixed=fixed,
+        lineage=lineage,
     )
     store.commit([msgspec.msgpack.encode(fact)], files)
     return fact

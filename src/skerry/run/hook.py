@@ -73,4 +73,6 @@ def _number(said: Any, name: str, what: str = "") -> float:
         kind = type(said).__name__
         raise HookFailed(f"{name} returned a {kind}{what}: return a number, or a dict of numbers by name") from None
     except OverflowError:
-        raise HookFailed(f"{name} returned a number{what} that is larger than a float can be") from None
+        raise HookFailed(
+            f"{name} returned a number{what} that is larger than a float can be: return a smaller one"
+        ) from None

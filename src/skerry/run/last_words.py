@@ -7,6 +7,8 @@ there.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import msgspec
 
 from skerry.core.state import RunState, state_of
 from skerry.errors import StoreError
+from skerry.store.files import contents
 from skerry.store.store import Store
 
 STATUS = "status.json"
@@ -83,12 +86,20 @@ def lacking(store: Store, words: Words, merges: int, is_closed: bool, epoch: int
     return ""
 
 
+def strange(root: Path) -> str:
+    """Which last words are not read, because what lies there is a link or no plain file; empty if there are none."""
+    for path in (root / SUMMARY, root / STATUS):
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            return f"{path}: is a link or no plain file, and not read: remove it"
+    return ""
+
+
 def last_words(root: Path) -> Words:
     """What the supervisor and the syncer, or who rolled back since, last said of this run, if they did."""
     words = []
     for name in (SUMMARY, STATUS):
         try:
-            said = msgspec.json.decode((root / name).read_bytes())
+            said = msgspec.json.decode(contents(root / name))
         except (OSError, msgspec.DecodeError):
             continue
         if isinstance(said, dict) and isinstance(said.get("merges"), int):

@@ -39,6 +39,8 @@ def whole(root: Path, created: RunCreated) -> list[Output]:
 
 def like(root: Path, created: RunCreated, path: Path) -> list[Output]:
     """What another safetensors file has, by its names, its dtypes and its order; refused by name where it cannot be."""
+    if not path.exists():
+        raise ModelError(f"--like {path}: no such file: name a safetensors file of the same model")
     known, aliases = _known(root, created), decode_contents(created.contents).aliases
     outputs = [_alike(path, wanted, known, aliases) for wanted in _in_order(opened(path))]
     missing = sorted(known.keys() - {output.source for output in outputs})

@@ -266,7 +266,7 @@ def reach(
     values = versions.whole(store, fragment, bases[base]) if base in bases else first
     assert values is not None
     reached = Reached(base, _as_last(values, steps.get(base)), base)
-    threads = configs.decode(state.created.config).merge.threads
+    threads = configs.decode(state.config).merge.threads
     for version in way[1:]:
         try:
             values = _stepped(store, fragment, reached.values, steps[version], threads)

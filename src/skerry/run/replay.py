@@ -32,7 +32,7 @@ from skerry.errors import FileDamaged, ReplayError, TapeDamaged, TapeUnknown
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Merged, Values
 from skerry.node.syncer import ABS_MAX
-from skerry.run.export import streamed
+from skerry.run.export import lineage_of, streamed
 from skerry.run.facts import first_segment, fragments_of, history_of
 from skerry.run.last_words import lacking, last_words, no_run
 from skerry.store.store import RECORD, Store
@@ -73,6 +73,7 @@ class Report:
     begins: str = ""  # one line on where a pruned tape begins, and what can be done from there
     model_sha256: str | None = None  # of the recomputed model, as export writes it
     left_out: str = ""  # one line on bytes behind the last whole commit: a crash leaves such, it is no violation
+    lineage: dict[str, object] | None = None  # where the run's first values came from, of a fork
     model: Callable[[], Iterable[Buffer]] | None = None  # that file's bytes; without the excluded learner where one is
     excluded: Excluded | None = None
 
@@ -97,7 +98,7 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
     expected = last_words(store.root)  # first: a live syncer only adds to the tape
     known = _known(store)
     if exclude is not None and known is not None and exclude not in known.lives:
-        raise ReplayError(f"there is no learner {exclude!r} in this run, known are {', '.join(sorted(known.lives))}")
+        raise ReplayError(f"--exclude {exclude}: this run has no such learner, but {', '.join(sorted(known.lives))}")
     kept = known.kept if known is not None else []
     report, audit, walk = Report(left_out=store.left_out), Audit(), _Walk(store, threads, exclude, kept)
     before = 0  # merges of which the tape does not tell any more
@@ -126,6 +127,8 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
     epoch = None if report.violations or audit.state is None else audit.state.epoch
     if gone := lacking(store, expected, before + report.merges, is_closed, epoch):
         raise TapeDamaged(gone)
+    if audit.state is not None:
+        report.lineage = lineage_of(audit.state.created)
     report.checks, report.record, report.skipped = audit.checks, walk.record, walk.skipped
     if (first := first_segment(store)) > 1:
         report.begins = _begins(store, first, before, report)

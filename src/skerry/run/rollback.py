@@ -3,9 +3,9 @@
 A rollback is one commit: a new epoch, every fragment stepped back to what it was in the kept version (published values,
 velocity and residual), and the word that nothing before it counts. Versions never go back, so the old values come as
 new versions, and what was merged since then stays on the tape. So does the budget that it took: the work was done and
-its tokens are spent, learners and audit rely on progress that never falls, and the lower inner rate of where the run is
-now is what a run that has diverged wants. The files are the kept ones, so nothing is written but the commit; all of
-them are read first, and none is taken if one is damaged.
+its tokens are spent, learners and audit rely on progress that never falls within one budget, and the lower inner rate
+of where the run is now is what a run that has diverged wants. The files are the kept ones, so nothing is written but
+the commit; all of them are read first, and none is taken if one is damaged.
 
 Learners that still stand on what was rolled back are told so when they come again (`core/learner.py`).
 """

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
-from skerry.core.facts import Checkpointed, Evaluated, Paused, PhaseChanged, Pruned, RolledBack
+from skerry.core.facts import Checkpointed, Evaluated, Ordered, Paused, PhaseChanged, Pruned, RolledBack
 from skerry.core.state import decode_fact
 from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
+from skerry.node.record import legible
 from skerry.run import evaluations
-from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in
+from skerry.run.export import lineage_of
+from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in, strange
+from skerry.run.room import free_disk
+from skerry.store.files import contents
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
 from skerry.store.store import Store
 
@@ -35,9 +37,9 @@ def status_of(root: Path) -> dict[str, Any]:
         return record | _about("served", syncer, supervisor, record["at"])
     with open_to_read(root) as store:
         state = state_in(store)
-        said_at = _closed_at(store) if state.phase == "closed" else store.tape.committed_at
         is_paused = _is_paused(store.records)
-        warning = cut_off(store, state)
+        said_at = _closed_at(store) if state.phase == "closed" else _last_at(store, is_paused)
+        warning = cut_off(store, state) or strange(root)
         curve = evaluations.curve(root, store.records)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
     if state.phase == "closed":
@@ -49,9 +51,32 @@ def status_of(root: Path) -> dict[str, Any]:
     record = telemetry.recorded(state, said_at) | _about(serving, syncer, supervisor, said_at)
     if serving == "starting":
         record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
+    if serving == "died":
+        record["free_bytes"] = free_disk(root)  # it may have died of that
+    if lineage := lineage_of(state.created):
+        record["lineage"] = lineage
     if curve:
         record |= {"evaluated": curve[-1], "curve": curve}
     return record | ({"warning": warning} if warning else {})
+
+
+Ending = Literal["closed", "ordered", "unordered"]
+"""Of a syncer that is gone: the run is closed; an order over the wire paused it; or neither, whatever ended it."""
+
+
+def ending_of(root: Path) -> Ending:
+    """How the last syncer of the run in this directory ended, as its tape tells."""
+    with open_to_read(root) as store:
+        if state_in(store).phase == "closed":
+            return "closed"
+        last = _last_done(store.records)
+    return "ordered" if isinstance(last, Paused) and last.by else "unordered"
+
+
+def is_served(root: Path) -> bool:
+    """Whether who holds the run is a syncer that answers."""
+    syncer, _ = holders_of(root)
+    return syncer is not None and _last_status(root).get("pid") == syncer.pid
 
 
 def holders_of(root: Path) -> tuple[Holder | None, Holder | None]:
@@ -83,11 +108,23 @@ def _closed_at(store: Store) -> float:
     return float(last["at"]) if last.get("phase") == "closed" else store.tape.committed_at
 
 
+def _last_at(store: Store, is_paused: bool) -> float:
+    """When the run last did something: orders that were given to a paused one on its directory are none of it."""
+    if not is_paused:
+        return store.tape.committed_at
+    paused = (each.at for each in store.history(store.tape.number) if isinstance(decode_fact(each.body), Paused))
+    return max(paused, default=store.tape.committed_at)
+
+
 def _is_paused(records: Sequence[bytes]) -> bool:
     """Whether its operator ended it, or did something to it since: behind that word is nothing it did."""
+    return isinstance(_last_done(records), Paused | RolledBack | Pruned)
+
+
+def _last_done(records: Sequence[bytes]) -> object:
+    """What the run did last, or its operator to it: what is measured, kept or ordered behind that is none of it."""
     facts = (decode_fact(record) for record in reversed(records))
-    last = next(fact for fact in facts if not isinstance(fact, Checkpointed | Evaluated))
-    return isinstance(last, Paused | RolledBack | Pruned)
+    return next(fact for fact in facts if not isinstance(fact, Checkpointed | Evaluated | Ordered))
 
 
 def _about(serving: Serving, syncer: Holder | None, supervisor: Holder | None, at: float) -> dict[str, Any]:
@@ -102,7 +139,6 @@ def _about(serving: Serving, syncer: Holder | None, supervisor: Holder | None, a
 
 def _last_status(root: Path) -> dict[str, Any]:
     try:
-        record = msgspec.json.decode((root / STATUS).read_bytes())
-    except (OSError, msgspec.DecodeError):
+        return legible(contents(root / STATUS))
+    except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) and "at" in record else {}

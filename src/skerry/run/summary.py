@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skerry.core.facts import Decision, Row
+from skerry.core.facts import Decision, Ordered, Row
 from skerry.core.ledger import MERGED
 from skerry.core.vocabulary import STAGES
-from skerry.run.tally import Tally, back_at, end_of
+from skerry.run.history import History
+from skerry.run.tally import Tally, back_at, data_parallel_bytes, end_of, steps_reached
 
 
 @dataclass
@@ -40,7 +41,6 @@ def summarise(
     gaps = {s.learner: s.step_gap_s_max for s in t.seen.values() if s.learner not in killed}
     steps = sum(s.step for s in t.seen.values())
     learner_count = len({s.learner for s in t.seen.values()})
-    capacity, disturbed = _capacity(t, status, kills, speeds)
     decisions = [decision for _, decision in t.merges]
     return {
         "merges": t.merges_before + len(decisions),
@@ -61,10 +61,8 @@ def summarise(
             "balance": t.produced - t.merged - sum(t.discarded.values()) - pending,
         },
         "contributors_mean": _mean([len(d.parts) for d in decisions]),
-        "sync_every_effective": _mean([_steps_max(d) for d in decisions if d.stage in ("steady", "cool")]),
+        "sync_every_effective": _mean([steps_reached(d) for d in decisions if d.stage in ("steady", "cool")]),
         "stages": {stage: _stage([d for d in decisions if d.stage == stage]) for stage in STAGES},
-        "goodput": t.merged / per / capacity if capacity else 0.0,
-        "goodput_of_capacity": t.merged / per / (capacity - disturbed) if capacity > disturbed else 0.0,
         "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.merges)), default=0.0),
         "learner_step_gap_max_s": max(gaps.values(), default=0.0),
         "learner_restarts": len(t.lives) - len({life.learner for _, life in t.lives}),
@@ -73,38 +71,31 @@ def summarise(
         "train_s": _train_s(t),
         "bytes_up": sum(s.bytes_up for s in t.seen.values()),
         "bytes_down": sum(s.bytes_down for s in t.seen.values()),
-        "bytes_data_parallel": round(2 * (learner_count - 1) / max(1, learner_count) * 4 * t.parameters * steps),
+        "bytes_data_parallel": data_parallel_bytes(t.parameters, learner_count, steps),
         "parameters": t.parameters,
         "fragments": per,
         "versions": t.versions,
         "refused": dict(status["refused"]),
+        "orders": [_order(at, fact) for at, fact in t.orders],
         "curve": [{"progress": e.progress, "tokens": round(e.tokens / per), "figures": e.figures} for e in t.evaluated],
         "learners": {name: _learner(t, name, speeds.get(name, 1.0)) for name in sorted({k[0] for k in t.seen})},
     }
 
 
-def _capacity(
-    t: Tally, status: Mapping[str, Any], kills: Sequence[Kill], speeds: Mapping[str, float]
-) -> tuple[float, float]:
-    """Tokens the learners would have made stepping all the time, and those an injected kill took from them."""
-    capacity = disturbed = 0.0
-    for name in sorted({k[0] for k in t.seen}):
-        rate = undisturbed_rate(t, name, status, speeds)
-        capacity += rate * _train_s(t)
-        for kill in kills:
-            if kill.victim == name and kill.killed_at is not None:
-                disturbed += rate * max(0.0, back_at(t, name, kill.killed_at) - kill.killed_at)
-    return capacity, disturbed
+def goodput_of(history: History, t: Tally, kills: Sequence[Kill]) -> dict[str, float | None]:
+    """As the page and the report have it, and the same of the capacity that no kill took away."""
+    lost_s: dict[str, float] = {}
+    for kill in kills:
+        if kill.killed_at is not None:
+            away_s = max(0.0, back_at(t, kill.victim, kill.killed_at) - kill.killed_at)
+            lost_s[kill.victim] = lost_s.get(kill.victim, 0.0) + away_s
+    return {"goodput": history.goodput(), "goodput_of_capacity": history.goodput(lost_s)}
 
 
-def undisturbed_rate(t: Tally, name: str, status: Mapping[str, Any], speeds: Mapping[str, float]) -> float:
-    """Tokens/s when nothing disturbs: the pace it was set, or what it measured when it runs free."""
-    assert t.config is not None
-    lives = [s for s in t.seen.values() if s.learner == name and s.step]
-    per_step = sum(s.tokens for s in lives) / max(1, sum(s.step for s in lives))
-    measured = status["learners"].get(name, {}).get("step_s", 0.0)
-    step_s = t.config.learner.step_s / speeds.get(name, 1.0) or measured
-    return per_step / step_s if step_s else 0.0
+def _order(at: float, fact: Ordered) -> dict[str, Any]:
+    """What an operator ordered, who and when, and what it changed."""
+    changes = {one.key: [one.before, one.after] for one in fact.changes}
+    return {"at": at, "verb": fact.verb, "by": fact.by, "learner": fact.learner, "changes": changes}
 
 
 def _train_s(t: Tally) -> float:
@@ -139,13 +130,8 @@ def _stage(decisions: Sequence[Decision]) -> dict[str, Any]:
         "contributors_mean": _mean([len(d.parts) for d in decisions]),
         "sync_every": decisions[0].sync_every if decisions else 0,
         "sync_every_asked": _mean([d.every for d in decisions]),
-        "sync_every_reached": _mean([_steps_max(d) for d in decisions]),
+        "sync_every_reached": _mean([steps_reached(d) for d in decisions]),
     }
-
-
-def _steps_max(decision: Decision) -> int:
-    """Steps of the fastest contributor since its last merge of this fragment: H as it turned out."""
-    return max(row.steps for row in decision.rows if row.fate == MERGED)
 
 
 def _after_budget(decisions: Sequence[Decision]) -> dict[str, int]:

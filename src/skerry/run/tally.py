@@ -16,6 +16,7 @@ from skerry.core.facts import (
     Fact,
     Injected,
     LifeStarted,
+    Ordered,
     Paused,
     PhaseChanged,
     Row,
@@ -34,7 +35,7 @@ from skerry.store.store import Store
 class Tally:
     """A fold over the facts that keeps what a summary needs."""
 
-    config: configs.Config | None = None
+    config: configs.Config | None = None  # in force
     parameters: int = 0
     fragment_count: int = 0
     seen: dict[tuple[str, int], Seen] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Tally:
     injected: list[Injected] = field(default_factory=list)
     evaluated: list[Evaluated] = field(default_factory=list)
     epochs: list[Stamped[EpochStarted]] = field(default_factory=list)
+    orders: list[Stamped[Ordered]] = field(default_factory=list)
     paused_at: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
     training_at: float | None = None
@@ -56,12 +58,16 @@ class Tally:
     def begin(self, at: float, fold: RunState) -> None:
         """Where a pruned tape begins: sums there are of what was before, times and single merges there are not."""
         self.take(at, fold.created)
+        self.config = configs.decode(fold.config)
         self.versions = [fragment.version for fragment in fold.fragments]
         self.merges_before, self.merged = fold.merges, fold.ledger.merged
         self.discarded = {str(fate): tokens for fate, tokens in fold.ledger.discarded.items()}
         for key in fold.ledger.accounts:
             learner, _, life = key.rpartition("/")
             self.seen[learner, int(life)] = fold.ledger.seen(learner, int(life))
+        for learner, past in fold.ledger.past.items():
+            sums = (past.steps, past.tokens, past.bytes_up, past.bytes_down, past.step_gap_s_max)
+            self.seen[learner, past.lives] = Seen(learner, past.lives, *sums)
         self.training_at = None if fold.phase == "created" else at
 
     def take(self, at: float, fact: Fact) -> None:
@@ -86,6 +92,9 @@ class Tally:
                 self.injected.append(fact)
             case Evaluated():
                 self.evaluated.append(fact)
+            case Ordered():
+                self.orders.append(Stamped(at, fact))
+                self.config = configs.decode(fact.config) if fact.config else self.config
             case Committed():
                 self.merges.append(Stamped(at, fact.decision))
                 self.versions[fact.decision.fragment] = fact.decision.version
@@ -137,3 +146,13 @@ def back_at(t: Tally, name: str, killed_at: float) -> float:
     """When the learner's next process said hello, or the end: what it takes after that counts as ours."""
     back = min((at for at, life in t.lives if life.learner == name and at > killed_at), default=end_of(t))
     return min(back, end_of(t))
+
+
+def steps_reached(decision: Decision) -> int:
+    """Steps of the fastest contributor since its last merge of this fragment: H as it turned out."""
+    return max(row.steps for row in decision.rows if row.fate == MERGED)
+
+
+def data_parallel_bytes(parameters: int, learner_count: int, steps: int) -> int:
+    """What a ring that adds up float32 gradients after each step would have sent for as many steps."""
+    return round(2 * (learner_count - 1) / max(1, learner_count) * 4 * parameters * steps)

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from skerry.algo.fragments import F32
+from skerry.disk import sync_folder
 from skerry.errors import ModelError
-from skerry.store.files import fresh
+from skerry.store.files import fresh, temporary
 
 # As the library orders them in a file, which keeps what follows aligned.
 ORDER = (
@@ -129,28 +130,20 @@ def _order(entry: Entry) -> tuple[int, str]:
 def written(path: Path) -> Iterator[BufferedRandom]:
     """A file to be filled: it has its name once it is whole and durable, and is gone if that breaks off.
 
-    The name that it has until then is this process's own: another may be writing the same.
+    The name that it has until then is its own: another process may be writing the same.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    anew = temporary(path)
     try:
-        with fresh(temporary) as file:
+        with fresh(anew) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        anew.replace(path)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            anew.unlink()
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # ---------------------------------------------------------------------------------------------- numbers

@@ -1,10 +1,12 @@
-"""How a syncer is named by whoever dials it, and where its shared token lies."""
+"""How a syncer is named by whoever dials it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import ipaddress
+import socket
 
 from skerry.errors import WireError
+from skerry.wire.connection import is_file
 
 PORT = 7077
 
@@ -21,15 +23,21 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
-    """One address of a syncer, or several with commas between them."""
+    """One address of a syncer, or several with commas between them; or "@" and a file that says where it is now.
+
+    The file is read at each dialling, so that a syncer may come up elsewhere: its learners find it, and lose nothing.
+    """
+    if is_file(text):
+        return ((text, PORT),)
     return tuple(parse_address(each.strip()) for each in text.split(","))
 
 
-def read_token(file: str | Path) -> bytes:
-    """The shared secret: the file's content without surrounding white space."""
+def is_loopback(host: str) -> bool:
+    """Whether who listens there can be reached from this machine alone; a host that leads nowhere can be from none."""
+    if is_file(host):
+        return False
     try:
-        return Path(file).read_bytes().strip()
-    except OSError as error:
-        raise WireError(
-            f"{file}: the token cannot be read ({error.strerror}); check the path and its permissions"
-        ) from None
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return True
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)

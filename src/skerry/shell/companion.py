@@ -8,6 +8,8 @@ over what is left. It does not import torch. What it logs is told to the trainer
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import select
@@ -25,6 +27,7 @@ from skerry.shell.home import OnHost, node_threads
 from skerry.shell.memory import SharedMemory
 from skerry.shell.node import NodeLoop
 
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 ENDING_S = 0.5  # for what is under way when the trainer is gone
 
 log = logging.getLogger("skerry.learner")
@@ -85,10 +88,17 @@ class Post:
         self._heard += self._channel.receive()
 
 
+def _wake_with_the_parents_end() -> None:
+    """Have the kernel continue this process when the trainer ends: one that was stopped would not see it, and stay."""
+    with contextlib.suppress(OSError, AttributeError):  # where there is no such call, as on macOS
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+
+
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent, (sock, memory) = os.getppid(), map(int, sys.argv[1:])
+    _wake_with_the_parents_end()
     channel = Channel(socket.socket(fileno=sock), Introduction | TrainingRecord)
     post = Post(channel)
     introduction = post.introduction()

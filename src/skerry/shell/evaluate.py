@@ -33,10 +33,16 @@ def looks(root: Path) -> Iterator[dict[str, Any]]:
 def follow(
     root: Path, every: float, measure: Measure, statuses: Iterable[dict[str, Any]], say: Callable[[str], None]
 ) -> None:
-    """Evaluate the run as `statuses` show it going on; the first of them counts as a share."""
-    last = max((shares(one.progress, every) for one in waiting(root)), default=-1)
+    """Evaluate the run as `statuses` show it going on; the first of them counts as a share.
+
+    Where the run is given another budget it is less far than it was: shares count from there.
+    """
+    last, known = max((shares(one.progress, every) for one in waiting(root)), default=-1), None
     for status in statuses:
-        now = shares(status["progress"], every)
+        now, budget = shares(status["progress"], every), status.get("budget")
+        if known is not None and budget != known:
+            last = min(last, now)
+        known = budget
         if now > last:
             last = now
             _evaluate(root, measure, say)

@@ -33,8 +33,9 @@ from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
 from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
 from skerry.shell.home import Home
+from skerry.shell.identity import tls_of
 from skerry.shell.node import INBOX_MAX, LAST_TURN_S, Who
-from skerry.wire.tcp import Client
+from skerry.wire.client import Client
 from skerry.wire.transport import Inbox, Opened, Received
 
 START_S_MAX = 300.0  # of what runs beside the loop, where kernels are to be compiled and the machine is busy
@@ -118,7 +119,8 @@ REASONS: dict[WayOut, str] = {
 class LearnerShell:
     """A learner around somebody's training loop, in real time; what else it does happens beside the loop."""
 
-    leaves_alone = True  # it is of one process
+    speaks = leaves_alone = True  # it is of one process
+    is_called_away = False
 
     def __init__(
         self,
@@ -132,9 +134,11 @@ class LearnerShell:
         home: Home | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
         others: tuple[tuple[str, int], ...] = (),
+        key_file: str | None = None,
     ) -> None:
         frozen: Frozen = getattr(carrier, "frozen", None)  # only a model that knows what it does not train says so
-        self._who, self._carrier, self._node = Who(name, "", layout, host, port, token, others, frozen), carrier, node
+        self._who = Who(name, "", layout, host, port, token, others, frozen, key_file)
+        self._carrier, self._node = carrier, node
         self.home, self._is_wanted = home, is_wanted
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
@@ -185,24 +189,24 @@ class LearnerShell:
             return self.beside.standstill or "what runs beside the loop is starting"
         return self.training.trouble or self.training.has_come
 
-    def step(self, tokens: int, loss: float = 0.0) -> bool:
+    def step(self, tokens: int, loss: float = 0.0, grad_norm: float = 0.0) -> bool:
         """A step was taken; False once the run wants no more of them."""
         if os.getpid() != self._owner:
             raise RuntimeError(f"step() in process {os.getpid()}: {self._whose}; step there, or attach a model here")
         if not self._calls.acquire(blocking=False):
             raise RuntimeError("step() is being called by two threads at once: take one step after the other")
         try:
-            return self._step(tokens, loss)
+            return self._step(tokens, loss, grad_norm)
         finally:
             self._calls.release()
 
-    def _step(self, tokens: int, loss: float) -> bool:
+    def _step(self, tokens: int, loss: float, grad_norm: float) -> bool:
         if self._is_closed:
             return False
         now = time.monotonic()
         step_s = now - (self._stepped_at or now)
         self._stepped_at = now
-        self.training.boundary(1, tokens, step_s, loss)
+        self.training.boundary(1, tokens, step_s, loss, grad_norm)
         self._steps += 1
         self.beside.wake()
         if self.training.is_forwarding:  # known since the boundary: `must_stand` would read the mailbox once more
@@ -352,11 +356,16 @@ class LearnerShell:
 
 
 def fetch_config(
-    host: str, port: int, token: bytes | None, join_timeout_s: float, others: tuple[tuple[str, int], ...] = ()
+    host: str,
+    port: int,
+    token: bytes | None,
+    join_timeout_s: float,
+    others: tuple[tuple[str, int], ...] = (),
+    key_file: str | None = None,
 ) -> configs.Config:
     """Ask a syncer what it trains, waiting for it if it is not there yet."""
     inbox = Inbox(INBOX_MAX)
-    client = Client(host, port, token, inbox, _no_payload, others=others)
+    client = Client(host, port, token, inbox, _no_payload, others=others, tls=tls_of(key_file))
     patience = Patience(client.address, join_timeout_s)
     try:
         while True:
@@ -369,23 +378,22 @@ def fetch_config(
                 case Opened():
                     client.send(event.peer, Ask())
                 case Received(message=Answer() as answer):
-                    return configs.decode(answer.config)
+                    return _offered(answer.config, client.address)
                 case Received(message=Refused() as refused) if refused.is_final:
                     raise RefusedError(refused.text, refused.why)
     finally:
         client.close()
 
 
+def _offered(data: bytes, address: str) -> configs.Config:
+    try:
+        return configs.offered(data)
+    except ConfigError as error:
+        raise ProtocolError(f"{address}: says what no run is configured with: {error}") from None
+
+
 def _no_payload(message: Message) -> int:
     raise ProtocolError(f"{type(message).__name__} with a payload")
-
-
-def learner_name(given: str | None) -> str:
-    """The name given, or one of this host and process."""
-    if given:
-        return given
-    host = "".join(c if c.isalnum() or c in "._-" else "-" for c in os.uname().nodename.lower())
-    return f"{host[:48]}-{os.getpid()}"
 
 
 def join_timeout(given_s: float | str | None, default_s: float) -> float:

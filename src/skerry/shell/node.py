@@ -17,7 +17,9 @@ from skerry.core.messages import Frozen, Welcome
 from skerry.node.driver import LearnerDriver
 from skerry.node.mailbox import Mailbox
 from skerry.shell.home import Home
-from skerry.wire.tcp import Client, addresses_of
+from skerry.shell.identity import tls_of
+from skerry.wire.client import Client
+from skerry.wire.connection import addresses_of
 from skerry.wire.transport import Inbox, Received, WireEvent
 
 INBOX_MAX = 1024
@@ -41,6 +43,7 @@ class Who(msgspec.Struct, frozen=True):
     token: bytes | None
     others: tuple[tuple[str, int], ...] = ()  # where it may be too
     frozen: Frozen = None  # what it says of the parameters that it does not train
+    key_file: str | None = None
 
     @property
     def address(self) -> str:
@@ -88,6 +91,7 @@ class NodeLoop:
             uplink.payload_bytes,
             others=who.others,
             name=who.name,
+            tls=tls_of(who.key_file),
             heartbeat_s=FIRST_HEARTBEAT_S,
         )
         self._absence = Absence(self.client.address)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,10 +25,13 @@ from skerry.errors import FileDamaged, ProtocolError
 from skerry.node.algebra import FLOAT32
 from skerry.node.peers import NAME
 from skerry.run import repair
+from skerry.run.keys import Keys
 from skerry.run.repair import Damage
+from skerry.shell.doorkeeper import Doorkeeper
 from skerry.store.store import Store
-from skerry.wire.tcp import Server
-from skerry.wire.transport import Inbox, Lost, Received, WireEvent
+from skerry.wire.quotas import QUEUED_BYTES_MAX, quotas_of
+from skerry.wire.server import Server
+from skerry.wire.transport import Inbox, Lost, Opened, Received, WireEvent
 
 INBOX_MAX = 1024
 TICK_S = 0.1
@@ -39,11 +43,17 @@ Listen = tuple[str, int, bytes | None]  # host, port, token
 
 
 def make_whole(
-    store: Store, listen: Listen, previous: bool, keep_going: Callable[[], bool], genesis: Path | None = None
+    store: Store,
+    listen: Listen,
+    previous: bool,
+    keep_going: Callable[[], bool],
+    genesis: Path | None = None,
+    keys: Keys | None = None,
+    insecure: bool = False,
 ) -> bool:
     """Restore what is damaged; False if `keep_going` ended it. Whoever goes on opens the store anew.
 
-    `genesis` is a file that may have the run's first values.
+    `genesis` is a file that may have the run's first values. With `keys` only learners that have one are asked.
     """
     state = state_of(store.records)
     found = repair.mend_files(store, state, genesis)
@@ -58,7 +68,7 @@ def make_whole(
         if not repair.can_be_lent(d):
             why = "not to be had again as it was, for the tape has no sha256 to check a learner's copy by"
             raise FileDamaged(f"{why}: {repair.explain(store, state, [d], tried='same')}")
-    return not left or Lenders(store, state, left, listen).wait(keep_going)
+    return not left or Lenders(store, state, left, listen, keys, insecure).wait(keep_going)
 
 
 def _without_damage(found: int) -> str:
@@ -88,18 +98,43 @@ def _how(fact: Restored | SteppedBack) -> str:
 class Lenders:
     """The run's address while fragments are missing: learners that dial are asked for their copies."""
 
-    def __init__(self, store: Store, state: RunState, damage: Sequence[Damage], listen: Listen) -> None:
-        self.store, self.created = store, state.created
+    def __init__(
+        self,
+        store: Store,
+        state: RunState,
+        damage: Sequence[Damage],
+        listen: Listen,
+        keys: Keys | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self.store, self.created, self._config = store, state.created, state.config
         self.layout = decode_layout(state.created.layout)
         self.asked = {d.fragment.index: d for d in damage}
         self.missing = dict(self.asked)
+        self.owed: set[tuple[int, int]] = set()  # peers and the fragments that each was asked for, once
         self.learners: dict[int, str] = {}  # peer -> who it said it is
+        self.principals: dict[int, str] = {}  # peer -> who its key says it is
         self.ways_out = sorted({way for d in damage for way in repair.ways_out(store, state, d, "same")})
         self.refused = 0  # copies that were not what the tape says
         self.inbox = Inbox(INBOX_MAX)
-        wire = configs.decode(self.created.config).wire
+        config = configs.decode(self._config)
         self.server = Server(
-            *listen, self.inbox, self.payload_bytes, heartbeat_s=wire.heartbeat_s, timeout_s=wire.timeout_s
+            *listen,
+            self.inbox,
+            self.payload_bytes,
+            tls=Doorkeeper(keys).tls if keys else None,
+            insecure=insecure,
+            heartbeat_s=config.wire.heartbeat_s,
+            timeout_s=config.wire.timeout_s,
+            queue_bytes_max=QUEUED_BYTES_MAX,
+            quotas=quotas_of(
+                learners=config.run.learners,
+                streams=1,
+                fragments=len(self.asked),
+                parameters=sum(d.fragment.size for d in damage),
+                files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                mbit_up=config.wire.mbit_max_up,
+            ),
         )
 
     def wait(self, keep_going: Callable[[], bool]) -> bool:
@@ -132,24 +167,37 @@ class Lenders:
 
     def _take(self, event: WireEvent | None) -> None:
         match event:
+            case Opened(principal=principal) if principal:
+                self.principals[event.peer] = principal
             case Received(message=Ask()):
-                self.server.send(event.peer, Answer(self.created.run, self.created.config))
+                self.server.send(event.peer, Answer(self.created.run, self._config))
             case Received(message=Hello() as hello):
                 self._ask(event.peer, hello)
             case Received(message=Lent() as lent, payload=payload) if payload is not None:
                 self._lent(event.peer, lent, payload)
             case Lost():
                 self.learners.pop(event.peer, None)
+                self.owed = {one for one in self.owed if one[0] != event.peer}
+                self.principals.pop(event.peer, None)
 
     def _ask(self, peer: int, hello: Hello) -> None:
         """Ask for everything still missing; one that cannot take part hears so when the run is served."""
-        if hello.layout_digest != self.layout.digest or not NAME.fullmatch(hello.learner):
+        is_itself = self.principals.get(peer, hello.learner) == hello.learner
+        if hello.layout_digest != self.layout.digest or not NAME.fullmatch(hello.learner) or not is_itself:
+            return
+        if peer in self.learners:
+            self.server.drop(peer, "a second hello")
             return
         self.learners[peer] = hello.learner
         for index, damage in self.missing.items():
+            self.owed.add((peer, index))
             self.server.send(peer, Lend(index, damage.at.version))
 
     def _lent(self, peer: int, lent: Lent, payload: memoryview) -> None:
+        if (peer, lent.fragment) not in self.owed:
+            self.server.drop(peer, "a copy that it was not asked for")  # to look at one takes a hash of all of it
+            return
+        self.owed.discard((peer, lent.fragment))
         damage, learner = self.missing.get(lent.fragment), self.learners.get(peer)
         if damage is None or learner is None:
             return  # another was faster, or it is nobody who was asked

@@ -13,6 +13,7 @@ from typing import Any
 ENDINGS = (signal.SIGTERM, signal.SIGINT)
 AT_ONCE = 130  # the exit code of who was told twice
 PARENT_POLL_S = 0.5
+ECHO_S = 5.0  # within which another SIGTERM is the same word: Slurm tells every process, and torchrun its own again
 
 
 def until_signalled(parent: int) -> Callable[[], bool]:
@@ -43,12 +44,14 @@ def until_signalled(parent: int) -> Callable[[], bool]:
 class Notice:
     """SIGTERM or SIGINT as a wish to leave in order: it is noted, and a second one does what it does by default.
 
+    A SIGTERM soon after another is no second one: a scheduler tells all processes of a job, and torchrun its own.
     A signal that somebody has a handler of their own for is theirs; so are all where this is not the main thread, or in
     a fork of the process, such as one that loads data.
     """
 
     def __init__(self) -> None:
         self.came: signal.Signals | None = None
+        self._came_at = 0.0
         self._owner = os.getpid()
         self._before: dict[int, Any] = {}
 
@@ -72,10 +75,13 @@ class Notice:
             raise SystemExit(128 + self.came)
 
     def _note(self, number: int, _: object) -> None:
-        if self.came is not None or os.getpid() != self._owner:
+        is_ours = os.getpid() == self._owner
+        if is_ours and self.came == number == signal.SIGTERM and time.monotonic() - self._came_at < ECHO_S:
+            return
+        if self.came is not None or not is_ours:
             self.restore()
             signal.raise_signal(number)
-        self.came = signal.Signals(number)
+        self.came, self._came_at = signal.Signals(number), time.monotonic()
 
 
 @contextmanager

@@ -13,13 +13,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedRandom
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from skerry.disk import sync_folder
 from skerry.errors import StoreInUse
 from skerry.memory import PAGE_BYTES
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LONG_BYTES = 1 << 20  # what is shorter may go through the page cache, and stay in it
+SMALL_BYTES_MAX = 64 << 20  # of what lies beside a store and is read as a whole
 SECTOR_BYTES = 512  # what a disk is written in
 
 
@@ -154,12 +158,14 @@ class DiskFiles:
             self._root_fd = -1
 
     def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._root_fd)
+        # Without waiting: who opens a pipe that lies at the name would wait for its other end.
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(name, flags, 0o600, dir_fd=self._root_fd)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[int]:
         with _naming(name):
-            fd = self._open(name, os.O_RDONLY | os.O_NONBLOCK)
+            fd = self._open(name, os.O_RDONLY)
             try:
                 yield fd
             finally:
@@ -241,11 +247,7 @@ def _make_root(root: Path) -> None:
         with suppress(FileExistsError):
             os.mkdir(root, 0o700)
     with suppress(PermissionError):  # a parent we may not read was not made by us
-        fd = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(root.parent)
 
 
 @contextmanager
@@ -258,16 +260,60 @@ def _naming(name: str) -> Iterator[None]:
         raise
 
 
-def fresh(path: Path) -> BufferedRandom:
+# ---------------------------------------------------------------------------------------------- beside the store
+
+# Every file that is made outside of a store is opened here: none through a link, none that others can write to. What is
+# exported is for others to read and goes by the umask; the rest is for this user.
+
+
+def fresh(path: Path, mode: int = 0o666) -> BufferedRandom:
     """A file that was not there: what lies at the name is removed first, and a link that comes there not followed."""
     path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o666), "w+b")
+    return open(os.open(path, flags, mode), "w+b")
 
 
-def put_in_place(path: Path, data: bytes) -> None:
+def appended(path: Path) -> BufferedRandom:
+    """A file of this user's to be written at its end, made where there is none; `OSError` if a link lies there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o600), "r+b")
+
+
+def temporary(path: Path) -> Path:
+    """A name beside `path` that nobody can foresee, for what is to be moved there when it is whole."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def is_temporary(name: str, of: str = "") -> bool:
+    """Whether this is such a name, of anything or of what has this name."""
+    stem = re.escape(of) if of else ".+"
+    return re.fullmatch(rf"{stem}\.[0-9a-f]{{16}}\.tmp", name, re.DOTALL) is not None
+
+
+def put_in_place(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Small things that people and programs look at: whoever reads finds all of the last or all of this."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with fresh(temporary) as file:
+    anew = path.with_name(f"{path.name}.tmp")  # always the same: one that a kill leaves is taken by the next
+    with fresh(anew, mode) as file:
         file.write(data)
-    temporary.replace(path)
+    anew.replace(path)
+
+
+def opened(path: Path, *, through_link: bool = False) -> BinaryIO:
+    """A plain file to be read; `OSError` at once if anything else lies there: a pipe would be waited for."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if through_link else os.O_NOFOLLOW)
+    fd = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no plain file", str(path))
+    return open(fd, "rb")
+
+
+def contents(path: Path, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
+    """All of a small file beside the store; `OSError` if it is longer than any of its kind, or no plain file."""
+    with opened(path) as file:
+        data = file.read(min(os.fstat(file.fileno()).st_size, bytes_max) + 1)  # so much memory is taken at once
+        while len(data) <= bytes_max and (more := file.read(min(LONG_BYTES, bytes_max + 1 - len(data)))):
+            data += more  # it grows
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"is longer than {bytes_max} bytes", str(path))
+    return data

@@ -39,7 +39,7 @@ from . import journal
 from .files import DiskFiles, FileSystem, flat
 from .journal import JOURNAL, Journal, Place
 from .lock import NO_ROOM
-from .tape import CUTS_MAX, Record, Tape, read_all
+from .tape import CUTS_MAX, Follower, Record, Tape, read_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -234,14 +234,23 @@ class Store:
     def history(self, first: int = 1) -> Iterator[Record]:
         """Every record committed from segment `first` on, folds among them, with the whole chain verified."""
         self._check_open()
-        try:
+        with self._reading_tape():
             yield from read_all(self._files, first)
-        except OSError as error:
-            if error.errno in _OF_THE_MACHINE:
-                raise _failure(self.root, "history", error) from error
-            raise TapeDamaged(f"{self.root}/{error.filename} {_unreadable(error)}") from error
-        except (TapeDamaged, TapeUnknown) as error:
-            raise type(error)(f"{self.root}/{error}") from error
+
+    def follow(self, first: int = 1) -> Iterator[Record | None]:
+        """The same, and then what others commit from now on; None whenever all that there is was read.
+
+        `FileMissing` if a segment was pruned before it was read.
+        """
+        self._check_open()
+        follower = Follower(self._files, first)
+        while True:
+            with self._reading_tape():
+                try:
+                    yield from follower.read()
+                except FileNotFoundError as error:
+                    raise FileMissing(f"{self.root}/{error.filename} is not there any more: was it pruned?") from None
+            yield None
 
     def close(self) -> None:
         self._stopped = self._stopped or f"{self.root}: the store is closed"
@@ -283,6 +292,17 @@ class Store:
             if error.errno in _OF_THE_MACHINE:
                 raise _failure(self.root, doing, error) from error
             raise FileDamaged(f"{what} {_unreadable(error)}") from error
+
+    @contextmanager
+    def _reading_tape(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise _failure(self.root, "history", error) from error
+            raise TapeDamaged(f"{self.root}/{error.filename} {_unreadable(error)}") from error
+        except (TapeDamaged, TapeUnknown) as error:
+            raise type(error)(f"{self.root}/{error}") from error
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[None]:

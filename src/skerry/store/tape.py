@@ -42,6 +42,9 @@ from .files import FileSystem
 FORMAT_VERSION = 3
 WRITTEN_BY = {1: "0.1", 2: "0.2", FORMAT_VERSION: "0.3"}  # format -> the version of Skerry that writes and reads it
 GROUP_BYTES_MAX = 64 << 20  # payload of one commit
+SEGMENT_BYTES_MAX = 2 << 30  # twice the most that `store.segment_bytes` may be, for commits before it is looked at
+AT_MIN, AT_MAX = -1e9, 1e11  # seconds of the wall clock, which may be wrong: the years 1938 and 5138
+LOOK_BYTES = 1 << 20  # that whoever follows a tape reads at once
 CUTS_MAX = 16  # kept beside a tape: a full disk and an eager service manager may make one a second
 
 _SEGMENT_MAGIC = b"SKRYTAPE"
@@ -132,13 +135,83 @@ def read_all(files: FileSystem, first: int = 1) -> Iterator[Record]:
     for expected, number in enumerate(numbers, start=first):
         if number != expected:
             raise TapeDamaged(f"{_name(expected)} is missing: restore it from a copy")
-        segment = _parse(files.read(_name(number)), number)
+        segment = _parse(_whole(files, number), number)
         if (segment.tail or not segment.good) and number != numbers[-1]:
             raise _damage(segment, "there is a later segment")
         if segment.good and head is not None and segment.previous != head:
             raise TapeDamaged(f"{_name(number)} does not continue the segment before it: restore both")
         yield from segment.records
         head = segment.head
+
+
+class Follower:
+    """Reads behind a writer, of whom it knows nothing: each look gives what was committed since the last one.
+
+    Whole groups only, their chain verified: what is being written, or was torn by a crash, is not there yet. A segment
+    that a writer copies and renames when it opens the tape has the same bytes up to where they were read.
+    """
+
+    def __init__(self, files: FileSystem, first: int = 1) -> None:
+        self._files = files
+        self._number, self._offset, self._count = first, 0, 0  # of the record that comes next
+        self._head = _NO_HASH if first == 1 else b""  # what a pruned tape continues is known to nobody
+
+    def __repr__(self) -> str:
+        return f"Follower({_name(self._number)}, byte {self._offset})"
+
+    def read(self) -> Iterator[Record]:
+        """Every record since the last look; `FileNotFoundError` if its segment was pruned before it was read."""
+        while True:
+            has_next = self._has_next()
+            yield from self._rest()  # asked in this order: where there is a next one, nothing is added to this one
+            if not has_next:
+                return
+            self._number, self._offset, self._count = self._number + 1, 0, 0
+
+    def _has_next(self) -> bool:
+        try:
+            return bool(self._files.read_at(_name(self._number + 1), 0, 1))
+        except FileNotFoundError:
+            return False
+
+    def _rest(self) -> Iterator[Record]:
+        """What is left of this segment, from the hash before it on: by that a file that was replaced is known."""
+        size = LOOK_BYTES
+        while self._offset or self._begin():
+            start = self._offset - _HASH_BYTES
+            data = self._files.read_at(_name(self._number), start, size)
+            if data[:_HASH_BYTES] != self._head:
+                raise TapeDamaged(f"{_name(self._number)} was replaced while it was read: read it from its beginning")
+            position = _HASH_BYTES
+            while group := _group_at(data, self._number, position, start):
+                if group.previous != self._head:
+                    raise TapeDamaged(
+                        f"{_name(self._number)} is damaged at byte {self._offset}: restore it from a copy"
+                    )
+                for offset, body in group.bodies:
+                    is_fold = self._number > 1 and self._count == 0
+                    yield Record(self._number, self._count, start + offset, group.at, is_fold, body)
+                    self._count += 1
+                self._head, self._offset, position = group.hash, start + group.end, group.end
+            if len(data) < size or (position == _HASH_BYTES and size > 2 * GROUP_BYTES_MAX):
+                return  # what follows is not all there, or longer than a group can be
+            size = LOOK_BYTES if position > _HASH_BYTES else 2 * size  # one group may be longer than a look
+
+    def _begin(self) -> bool:
+        """Whether the segment's header is there; it must continue what was read."""
+        try:
+            header = self._files.read_at(_name(self._number), 0, _SEGMENT.size)
+        except FileNotFoundError:
+            if _numbers(self._files):
+                raise
+            return False  # nobody has written anything yet
+        previous = _read_header(header, self._number)
+        if previous is None:
+            return False
+        if self._head and previous != self._head:
+            raise TapeDamaged(f"{_name(self._number)} does not continue the segment before it: restore both")
+        self._head, self._offset = previous, _SEGMENT.size
+        return True
 
 
 @dataclass
@@ -161,7 +234,7 @@ def _last_segment(files: FileSystem) -> tuple[_Segment, Cut]:
     if not numbers:
         first = _first_segment()
         return first, first.cut
-    last = _parse(files.read(_name(numbers[-1])), numbers[-1])
+    last = _parse(_whole(files, numbers[-1]), numbers[-1])
     if last.records or (last.good and last.number == 1):
         return last, last.cut
     if last.number == 1:
@@ -169,7 +242,7 @@ def _last_segment(files: FileSystem) -> tuple[_Segment, Cut]:
     # A later segment without its fold: nothing was committed in it; all before it was durable when it began.
     if last.number - 1 not in numbers:
         raise TapeDamaged(f"{_name(last.number - 1)} is missing: restore it from a copy")
-    before = _parse(files.read(_name(last.number - 1)), last.number - 1)
+    before = _parse(_whole(files, last.number - 1), last.number - 1)
     if before.tail or not before.good:
         raise _damage(before, "there is a later segment")
     return before, Cut(_name(last.number), 0, last.good + last.tail)
@@ -204,6 +277,13 @@ def _place(files: FileSystem, name: str, data: bytes) -> None:
     files.sync_dir("tape")
 
 
+def _whole(files: FileSystem, number: int) -> bytes:
+    """All of a segment; what is longer than any that is written is refused before it fills the memory."""
+    if files.read_at(_name(number), SEGMENT_BYTES_MAX, 1):
+        raise TapeDamaged(f"{_name(number)} is longer than {SEGMENT_BYTES_MAX} bytes: restore it from a copy")
+    return files.read(_name(number))
+
+
 def _parse(data: bytes, number: int) -> _Segment:
     """The good part of a segment; `TapeDamaged` if what follows it is more than a torn tail."""
     segment = _Segment(number)
@@ -232,19 +312,25 @@ class _Group(NamedTuple):
     end: int
 
 
-def _group_at(data: bytes, number: int, start: int) -> _Group | None:
-    """The group that begins at `start`, if all of it is there and its hash is right."""
+def _group_at(data: bytes, number: int, start: int, base: int = 0) -> _Group | None:
+    """The group at `start`, if all of it is there and its hash is right; `data` is the file from byte `base` on.
+
+    `TapeDamaged` if it is stamped with what is no time, which nobody who shows it could.
+    """
     if start + _GROUP.size > len(data):
         return None
     magic, segment, offset, at, count, payload_bytes, previous = _GROUP.unpack_from(data, start)
     end = start + _GROUP.size + payload_bytes
-    if (magic, segment, offset) != (_GROUP_MAGIC, number, start) or payload_bytes > GROUP_BYTES_MAX:
+    if (magic, segment, offset) != (_GROUP_MAGIC, number, base + start) or payload_bytes > GROUP_BYTES_MAX:
         return None
     if end + _HASH_BYTES > len(data):
         return None
     hash = sha256(memoryview(data)[start:end]).digest()
     if hash != data[end : end + _HASH_BYTES]:
         return None
+    if not AT_MIN <= at <= AT_MAX:  # the hash is right, so no crash did this
+        where = f"{_name(number)} is damaged at byte {base + start}"
+        raise TapeDamaged(f"{where}: its time stamp, {at:g}, is no time between 1970 and 5138: restore it from a copy")
     bodies = _bodies(data, start + _GROUP.size, end)
     return _Group(at, previous, bodies, hash, end + _HASH_BYTES) if 0 < len(bodies) == count else None
 
@@ -273,6 +359,7 @@ def _intact_group_after(data: bytes, number: int, start: int) -> int | None:
 def _group(number: int, offset: int, at: float, previous: bytes, bodies: Sequence[bytes]) -> bytes:
     payload_bytes = sum(_LENGTH.size + len(body) for body in bodies)
     assert bodies, "a group holds at least one record"
+    assert AT_MIN <= at <= AT_MAX, f"a commit at {at}"
     assert payload_bytes <= GROUP_BYTES_MAX, f"a commit of {payload_bytes} bytes, at most {GROUP_BYTES_MAX}"
     parts = [_GROUP.pack(_GROUP_MAGIC, number, offset, at, len(bodies), payload_bytes, previous)]
     for body in bodies:

@@ -10,6 +10,7 @@ to be seen twice, each epoch is dealt out anew: `data/order.py`.)
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def read_text(files: list[Path], max_bytes: int) -> bytes:
             with path.open("rb") as file:
                 opening = file.read(SNIFF_BYTES)
                 if is_text(opening):
-                    text += opening + file.read(max_bytes)
+                    text += opening + file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
         except OSError as error:
             refuse(error)
     return bytes(text[:max_bytes])

@@ -62,6 +62,7 @@ class Inner:
         self.lr = lr
         self.clip = clip
         self.execution = execution
+        self.grad_norm = 0.0  # of the last step, before it was clipped; 0 where nothing is
         self._loss: Callable[[Tensor, Tensor], Tensor] = model.loss
         if execution.compile != "off":
             self._loss = torch.compile(model.loss, mode=execution.compile)
@@ -102,10 +103,11 @@ class Inner:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         loss = self._backward(inputs, targets)
-        if self.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip) if self.clip else None
         self.optimizer.step()
-        return loss.item()
+        said = loss.item()  # behind it the device has the norm as well
+        self.grad_norm = 0.0 if norm is None else norm.item()
+        return said
 
     def _backward(self, inputs: np.ndarray, targets: np.ndarray) -> Tensor:
         """Add up the gradients of the batch's mean loss, a micro-batch at a time; that loss."""

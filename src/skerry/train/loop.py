@@ -13,10 +13,13 @@ from pathlib import Path
 
 from skerry.adapters.torch import Learner
 from skerry.config import Config
+from skerry.errors import Refusal
+from skerry.run.room import free_memory
+from skerry.text import size
 from skerry.train.data import open_data
 from skerry.train.gpt import GPT, build
 from skerry.train.inner import Inner, execution_of
-from skerry.train.shapes import shape_of
+from skerry.train.shapes import bytes_needed, shape_of
 
 
 class Pace:
@@ -50,12 +53,26 @@ def model_of(config: Config) -> GPT:
     return build(shape.layers, shape.width, shape.heads, shape.context, config.run.seed, shape.vocabulary)
 
 
+def check_size(config: Config, device: str) -> None:
+    """A run says how large its model and its batches are: none takes all the memory of a machine that joins it.
+
+    A model is made on the host, wherever it is trained then. A GPU has its own way to say that it is full.
+    """
+    needed, free = bytes_needed(config, is_trained=device == "cpu"), free_memory()
+    if free is not None and needed > free:
+        raise Refusal(
+            f"the run's model and batch need {size(needed)} of memory at least, {size(free)} are free: take a larger "
+            "machine, or a smaller --micro-batch"
+        )
+
+
 def train(
     config: Config,
     syncer: str,
     name: str,
     speed: float,
     token_file: str | None,
+    key_file: str | None,
     join_timeout_s: float,
     device: str,
     pace_file: Path | None,
@@ -64,6 +81,7 @@ def train(
     state: str | None = None,
 ) -> None:
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
+    check_size(config, device)
     data = open_data(config)
     context = shape_of(config.model).context
     model = model_of(config).to(device)
@@ -76,6 +94,8 @@ def train(
         syncer,
         name=name,
         token_file=token_file,
+        key_file=key_file,
+        insecure=True,  # `skerry learner` has looked at the address
         join_timeout_s=join_timeout_s,
         node=node,
         state=state,
@@ -96,4 +116,4 @@ def train(
             inputs, targets = next(batches)
             loss = inner.step(inputs, targets, learner.progress, learner.ramp)
             pace.wait()
-            going = learner.step(tokens=inputs.size, loss=loss)
+            going = learner.step(tokens=inputs.size, loss=loss, grad_norm=inner.grad_norm)

@@ -72,6 +72,19 @@ def pack_table(index: Index, digest: str) -> Pack:
     )
 
 
+def bytes_needed(config: Config, is_trained: bool = True) -> int:
+    """At least so many for the built-in model, to make it, or to train it too: gradients, AdamW's two moments, and for
+    each token one number of every layer's width and the logits."""
+    shape = shape_of(config.model)
+    block = (4 + 2 * MLP_FACTOR) * shape.width**2
+    parameters = shape.layers * block + 2 * shape.vocabulary * shape.width
+    if not is_trained:
+        return 4 * parameters
+    sequences = min(config.data.batch, config.learner.micro_batch or config.data.batch)
+    tokens = sequences * shape.context * (shape.layers * shape.width + shape.vocabulary)
+    return 4 * (4 * parameters + tokens) + 2 * 8 * config.data.batch * shape.context
+
+
 def shape_of(model: Model) -> Shape:
     """The preset's shape with the numbers that were set in its place."""
     if model.preset not in SHAPES:

@@ -9,8 +9,6 @@ from skerry import config as configs
 from skerry.algo.fragments import split
 from skerry.run import room
 from skerry.run.genesis import GENESIS, create_run, read_genesis
-from skerry.shell.local import LOCAL, Local
-from skerry.shell.syncer import write_json
 from skerry.store.store import Store
 from skerry.train.shapes import shape_of
 
@@ -29,7 +27,7 @@ def check_room(run_dir: Path, config: configs.Config, is_new: bool) -> None:
     room.check(run_dir, config, fragments, is_new)
 
 
-def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn.Module) -> None:
+def create(run_dir: Path, config: configs.Config, model: nn.Module) -> None:
     """The run's directory with its first versions, made here because the model is at hand."""
     from skerry.adapters.genesis import save_genesis
 
@@ -37,4 +35,3 @@ def create(run_dir: Path, config: configs.Config, speeds: list[float], model: nn
         genesis = run_dir / GENESIS
         save_genesis(model, genesis)
         create_run(store, config, *read_genesis(genesis))
-    write_json(run_dir / LOCAL, Local(speeds))

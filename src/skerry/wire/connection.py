@@ -2,8 +2,9 @@
 
 Rules that hold here: nothing blocks, and no call does more than about WORK_BYTES of work. Trouble is not
 raised but noted: `ended` says that the other side will say no more, `broken` why the socket is of no use.
-Only a stream that makes no sense raises, a `ProtocolError`. Nothing here knows what a peer or a
-deadline is for.
+Only a stream that makes no sense raises, a `ProtocolError`. Where there is TLS its handshake comes first, and what it
+has decrypted and nobody has read yet (`has_more`) is not seen by whoever watches the socket. Nothing here knows what a
+peer or a deadline is for.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from skerry.wire.frames import NONCE_BYTES, Delivery, Handshake, Parser, Payload
+from skerry.wire.quotas import Progress
+from skerry.wire.stream import BATCH_BYTES, Plain, Secure, Stream, TlsFailed, first, skip
+from skerry.wire.tls import Tls
 
 WORK_BYTES = 512 << 10  # per socket and turn, so that control never waits long
 SMALL_BYTES = 16 << 10  # what is shorter is not worth a call of its own: it leaves, and is read, with what follows it
+SCRATCH_BYTES = SMALL_BYTES + BATCH_BYTES  # for what is short, and behind it for what TLS has not decrypted yet
 
 Role = Literal["new", "control", "bulk"]
 
@@ -46,11 +51,23 @@ class Connection:
     """A socket with its parser and its queue of messages, and what its owner keeps about it."""
 
     def __init__(
-        self, sock: socket.socket, address: str, parser: Parser, meter: Meter, scratch: memoryview, deadline: float
+        self,
+        sock: socket.socket,
+        address: str,
+        parser: Parser,
+        meter: Meter,
+        scratch: memoryview,
+        deadline: float,
+        tls: Tls | None = None,
     ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
+        self._stream: Stream = Plain(sock) if tls is None else Secure(sock, tls, scratch[SMALL_BYTES:])
+        self.is_secure = tls is not None
+        self.principal = ""  # the name in the other side's certificate, once that is proved
+        self.is_admin = False  # that certificate is an admin's
+        self.is_refused = False  # by the other side, which has proved itself, for our key
         self.address = address
         self.parser = parser
         self.role: Role = "new"
@@ -68,11 +85,14 @@ class Connection:
         self.closed = False
         self.passed_over = False  # it could have been read, had the inbox not been full by then
         self.heard = self.spoke = time.monotonic()
-        self.bytes_out = 0
+        self.bytes_out = self.bytes_in = 0
         self.began: float | None = None  # when the first byte came of what is being read
         self.last_began = 0.0  # the same of the last message that is complete
+        self.reckoned = (0, 0)  # frames and bytes of it that its peer's quota was charged with
+        self.progress: Progress | None = None  # of what has begun to come, where somebody looks at that
+        self._read_bytes_max = None if tls is None else WORK_BYTES  # TLS reads on for as long as there is something
         self._meter = meter
-        self._scratch = scratch  # for what is short, and long enough for it; all of one endpoint may use the same
+        self._scratch = scratch[:SMALL_BYTES]  # for what is short; all of one endpoint may use the same
         self._writing: list[memoryview] = []  # the unsent rest of one frame
 
     def __repr__(self) -> str:
@@ -86,10 +106,52 @@ class Connection:
     def dialled(self) -> None:
         """Our attempt has ended: see how."""
         self.dialling = False
-        if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.broken = os.strerror(error).lower()
-        elif self.sock.getsockname() == self.sock.getpeername():
-            self.broken = "connected to itself"  # happens on loopback when nobody listens
+        try:
+            if number := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.broken = os.strerror(number).lower()
+            elif self.sock.getsockname() == self.sock.getpeername():
+                self.broken = "connected to itself"  # happens on loopback when nobody listens
+        except OSError as error:  # the other side hung up between two of these calls
+            self._break(error)
+
+    @property
+    def is_shaking(self) -> bool:
+        """The handshake of TLS is not over: nothing can be said yet."""
+        return self._stream.is_shaking
+
+    @property
+    def has_more(self) -> bool:
+        """Something can be read, though the socket does not say so."""
+        return self._stream.has_more and not self.broken and not self.ended
+
+    @property
+    def has_unsent(self) -> bool:
+        """Something that counts as sent waits for the socket."""
+        return self._stream.has_unsent
+
+    @property
+    def is_silent(self) -> bool:
+        """It has said nothing at all."""
+        return not (self._stream.has_heard if isinstance(self._stream, Secure) else self.bytes_in)
+
+    @property
+    def objection(self) -> str:
+        """Why, at this moment, we will not have who has proved its key; empty where we will, or nobody has a key."""
+        return self._stream.objection if isinstance(self._stream, Secure) else ""
+
+    def shake(self) -> None:
+        """Go on with the handshake of TLS; once it is over the other side's name is known."""
+        assert isinstance(self._stream, Secure)
+        try:
+            self._stream.shake()
+            if not self._stream.is_shaking:
+                self.principal, self.is_admin = self._stream.principal, self._stream.is_admin
+        except OSError as error:
+            self._break(error)
+
+    def speak_plainly(self) -> None:
+        """To who does not know that TLS is spoken here, and waits for a word."""
+        self._stream, self.is_secure = Plain(self.sock), False
 
     def read(self, may_go_on: Callable[[], bool]) -> Iterator[Delivery | Handshake]:
         """What has arrived, item by item; before each call of the system the caller is asked whether it takes more.
@@ -101,9 +163,9 @@ class Connection:
         while may_be_more and work_bytes < WORK_BYTES and may_go_on():
             place = self.parser.buffer()
             is_long = len(place) >= SMALL_BYTES
-            buffer = place if is_long else self._scratch
+            buffer = place[: self._read_bytes_max] if is_long else self._scratch
             count = self._receive(buffer)
-            may_be_more = count == len(buffer)
+            may_be_more = count == len(buffer) or (self.has_more and count > 0)
             work_bytes += count
             items = [self.parser.received(count)] if is_long else self.parser.items(self._scratch[:count])
             yield from self._timed(items)
@@ -121,7 +183,7 @@ class Connection:
 
     def discard(self) -> None:
         """Read for nothing: closing a socket with unread bytes could lose what we sent."""
-        self._receive(self._scratch)
+        self._receive(self._scratch, Plain(self.sock))
 
     def write(self, bytes_max: int | None = None) -> Iterator[Outgoing]:
         """Send what is queued, as far as the socket takes it; yields each message that has left completely.
@@ -129,14 +191,18 @@ class Connection:
         No more than `bytes_max` leave, if that is given.
         """
         work_bytes, limit = 0, WORK_BYTES if bytes_max is None else min(WORK_BYTES, bytes_max)
-        while work_bytes < limit and self.outgoing and not self.dialling:
-            if not self._writing:
-                self._writing = self._next_frames()
+        if self.dialling or self.is_shaking:
+            return
+        if self.has_unsent:
+            self._flush()
+        while work_bytes < limit and self.outgoing and not self.broken:
+            if sum(map(len, self._writing)) < SMALL_BYTES:
+                self._writing += self._next_frames()
             if not self._writing:
                 yield self.outgoing.popleft()
                 continue
             work_bytes += self._send(None if bytes_max is None else limit - work_bytes)
-            if self._writing:  # the socket takes no more, or the rate lets no more through
+            if self._stream.is_full:
                 return
 
     def _next_frames(self) -> list[memoryview]:
@@ -151,9 +217,9 @@ class Connection:
     def finish(self) -> None:
         """Tell the other side that this was all."""
         try:
-            self.sock.shutdown(socket.SHUT_WR)
+            self._stream.finish()
         except OSError as error:
-            self.broken = why(error)
+            self._break(error)
 
     def close(self) -> None:
         self.closed = True
@@ -161,33 +227,45 @@ class Connection:
         self._writing = []
         self.sock.close()
 
-    def _receive(self, buffer: memoryview) -> int:
+    def _receive(self, buffer: memoryview, stream: Stream | None = None) -> int:
         try:
-            count = self.sock.recv_into(buffer)
+            count = (stream or self._stream).receive(buffer)
         except BlockingIOError:
             return 0
         except OSError as error:
-            self.broken = why(error)
+            self._break(error)
             return 0
         self.ended = not count
         self.heard = time.monotonic()
         self._meter.bytes_in += count
+        self.bytes_in += count
         return count
 
     def _send(self, bytes_max: int | None) -> int:
-        buffers = self._writing if bytes_max is None else _first(self._writing, bytes_max)
+        buffers = self._writing if bytes_max is None else first(self._writing, bytes_max)
         try:
-            count = self.sock.sendmsg(buffers)
+            count = self._stream.send(buffers)
         except BlockingIOError:
+            self._stream.is_full = True
             return 0
         except OSError as error:
-            self.broken = why(error)
+            self._break(error)
             return 0
         self.spoke = time.monotonic()
         self._meter.bytes_out += count
         self.bytes_out += count
-        self._writing = _skip(self._writing, count)
+        self._writing = skip(self._writing, count)
         return count
+
+    def _flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._break(error)
+
+    def _break(self, error: OSError) -> None:
+        self.broken = str(error) if isinstance(error, TlsFailed) else why(error)
+        self.is_refused = isinstance(error, TlsFailed) and error.by_verdict
 
 
 def why(error: Exception) -> str:
@@ -195,21 +273,20 @@ def why(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
-def _first(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """As many bytes of some buffers, from their beginning."""
-    found = []
-    for buffer in buffers:
-        found.append(buffer[:count])
-        count -= len(buffer)
-        if count <= 0:
-            break
-    return found
+def name_of(address: Any) -> str:
+    return address_of(str(address[0]), int(address[1]))
 
 
-def _skip(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of some buffers after `count` bytes."""
-    for index, buffer in enumerate(buffers):
-        if count < len(buffer):
-            return [buffer[count:], *buffers[index + 1 :]]
-        count -= len(buffer)
-    return []
+def is_file(host: str) -> bool:
+    """Whether this names a file with the address in it, and no host."""
+    return host.startswith("@")
+
+
+def address_of(host: str, port: int) -> str:
+    if is_file(host):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def addresses_of(addresses: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(address_of(*address) for address in addresses)

@@ -30,19 +30,20 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
-from skerry.core.messages import Contribution, LearnerMessage, Lent, Message, Publication, SyncerMessage
+from skerry.core.messages import Contribution, LearnerMessage, Lent, Message, Order, Publication, SyncerMessage
 from skerry.errors import ProtocolError
 from skerry.memory import Arrays
 
 MAGIC = b"SKRY"
+TLS_BEGINS = (b"\x16\x03", b"\x15\x03")  # a handshake, or an alert
 FRAME_VERSION = 1
 MESSAGE, BULK, CHUNK, PING, HANDSHAKE = 1, 2, 3, 4, 5
 
 CHUNK_BYTES = 1 << 20
 HANDSHAKE_BYTES_MAX = 64 << 10
 MESSAGE_BYTES_MAX = 16 << 20
-TRANSFERS_MAX = 64  # payloads in progress on one connection
-TRANSFER_BYTES_MAX = 1 << 30  # and their sum; one alone may be larger, for its length was found legal
+ANNOUNCEMENT_BYTES_MAX = 64 << 10  # a few hundred are usual
+TRANSFERS_MAX = 1  # payloads in progress on one connection: a sender finishes one before it begins the next
 NONCE_BYTES = 32
 SESSION_BYTES = 16
 
@@ -53,7 +54,7 @@ HEADER_BYTES = HEADER.size + CHECK.size
 
 BODY_BYTES_MIN_MAX = {
     MESSAGE: (1, MESSAGE_BYTES_MAX),
-    BULK: (1, MESSAGE_BYTES_MAX),
+    BULK: (1, ANNOUNCEMENT_BYTES_MAX),
     CHUNK: (PREFIX.size + 1, PREFIX.size + CHUNK_BYTES),
     PING: (0, 0),
     HANDSHAKE: (1, HANDSHAKE_BYTES_MAX),
@@ -111,6 +112,18 @@ class Inquire(Struct, frozen=True, tag=True):
     mac: bytes
 
 
+class Instruct(Struct, frozen=True, tag=True):
+    """Whoever holds an admin's credential, to give one order and be told what became of it: no peer comes of it.
+
+    The proof is over the order too, so that nobody on the way can make another of it.
+    """
+
+    protocol: int
+    nonce: bytes
+    mac: bytes
+    order: bytes  # encoded; read once it is proved who gives it
+
+
 class Attached(Struct, frozen=True, tag=True):
     """Syncer: the connection is open and belongs to `session`; `mac` proves that it holds the token."""
 
@@ -126,7 +139,7 @@ class Denied(Struct, frozen=True, tag=True):
     final: bool
 
 
-FromLearner = Proof | Attach | Inquire
+FromLearner = Proof | Attach | Inquire | Instruct
 FromSyncer = Challenge | Attached | Denied
 Handshake = FromLearner | FromSyncer
 
@@ -191,22 +204,41 @@ class Delivery:
     payload: memoryview | None
 
 
+class TooLong(ProtocolError):
+    """A message that would be legal elsewhere: whoever sent it may mean well, and is told."""
+
+
 class Dialect:
     """What one side is willing to read: its handshake, its messages, and how long their payloads must be."""
 
-    def __init__(self, handshake: Any, messages: Any, payload_limit: PayloadLimit) -> None:
+    def __init__(
+        self, handshake: Any, messages: Any, payload_limit: PayloadLimit, message_bytes_max: int = MESSAGE_BYTES_MAX
+    ) -> None:
         self.handshake = msgspec.msgpack.Decoder(handshake)
         self.message = msgspec.msgpack.Decoder(messages)
         self.announcement = msgspec.msgpack.Decoder(tuple[int, int, messages])
         self.payload_limit = payload_limit
+        self.message_bytes_max = message_bytes_max
 
 
-def syncer_dialect(payload_limit: PayloadLimit) -> Dialect:
-    return Dialect(FromLearner, LearnerMessage, payload_limit)
+def syncer_dialect(payload_limit: PayloadLimit, message_bytes_max: int = MESSAGE_BYTES_MAX) -> Dialect:
+    return Dialect(FromLearner, LearnerMessage, payload_limit, message_bytes_max)
 
 
 def learner_dialect(payload_limit: PayloadLimit) -> Dialect:
     return Dialect(FromSyncer, SyncerMessage, payload_limit)
+
+
+_orders = msgspec.msgpack.Decoder(Order)
+
+
+def encode_order(order: Order) -> bytes:
+    return msgspec.msgpack.encode(order)
+
+
+def decode_order(data: bytes) -> Order:
+    order: Order = _decode(_orders, memoryview(data))
+    return order
 
 
 class Parser:
@@ -219,6 +251,7 @@ class Parser:
     def __init__(self, dialect: Dialect, arrays: Arrays | None = None) -> None:
         self.legal = STRANGER
         self.transfers = Transfers(arrays or Arrays())
+        self.frames = 0  # that have begun, without chunks: each is a message, an announcement or a heartbeat
         self._dialect = dialect
         self._filled = 0  # bytes of the target that are here
         self._complete: Callable[[], Delivery | Handshake | None]
@@ -265,6 +298,8 @@ class Parser:
     def _check_magic(self) -> None:
         """At the first byte that is wrong: who speaks another protocol may never send a whole header."""
         begins = bytes(self._header[: self._filled])
+        if begins[:2] in TLS_BEGINS:
+            raise ProtocolError("it speaks TLS, and this side does not: give both sides keys (skerry keys), or neither")
         if begins[:4] != MAGIC[: self._filled]:
             raise ProtocolError(f"not a Skerry frame: it begins with {begins!r}")
 
@@ -282,6 +317,9 @@ class Parser:
         least, most = BODY_BYTES_MIN_MAX[self._kind]
         if not least <= self._body_bytes <= most:
             raise ProtocolError(f"{name} frame of {self._body_bytes} bytes, legal are {least} to {most}")
+        if self._kind == MESSAGE and self._body_bytes > self._dialect.message_bytes_max:
+            raise TooLong(f"a message of {self._body_bytes} bytes, {self._dialect.message_bytes_max} are enough here")
+        self.frames += self._kind != CHUNK
         if self._kind == PING:
             self._verify()
             self._expect(self._header, self._header_complete)
@@ -334,22 +372,20 @@ class Transfers:
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
         self._open: dict[int, _Transfer] = {}
-        self._bytes = 0
+        self.bytes = 0  # of all of them, once they are complete
 
     def open(self, transfer: int, payload_bytes: int, message: Message) -> Delivery | None:
         """Make room for an announced payload; an empty one is complete at once."""
         if transfer in self._open:
             raise ProtocolError(f"transfer {transfer} announced twice")
         if len(self._open) >= TRANSFERS_MAX:
-            raise ProtocolError(f"more than {TRANSFERS_MAX} transfers in progress")
-        if self._open and self._bytes + payload_bytes > TRANSFER_BYTES_MAX:
-            raise ProtocolError(f"transfers in progress exceed {TRANSFER_BYTES_MAX} bytes")
+            raise ProtocolError(f"a transfer announced while {TRANSFERS_MAX} is in progress on the same connection")
         chunk_count = -(-payload_bytes // CHUNK_BYTES)
         if not chunk_count:
             return Delivery(message, memoryview(b""))
         payload = self._arrays.take(payload_bytes, np.uint8).data
         self._open[transfer] = _Transfer(message, payload, bytearray(chunk_count), chunk_count)
-        self._bytes += payload_bytes
+        self.bytes += payload_bytes
         return None
 
     @property
@@ -379,7 +415,7 @@ class Transfers:
         if state.missing:
             return None
         del self._open[transfer]
-        self._bytes -= len(state.payload)
+        self.bytes -= len(state.payload)
         return Delivery(state.message, state.payload)
 
 

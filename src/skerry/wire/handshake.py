@@ -5,6 +5,8 @@
                            protocol that it speaks itself: where they differ it hangs up, and the syncer knows why
                or Attach   on a bulk connection: the same, the session of the control connection, and which one it is
                or Inquire  by whoever wants to know the status: as Proof; it comes as a message, behind the answer
+               or Instruct by whoever orders something: the order, proved by an admin's token or key, which no learner
+                           has; what became of it comes as a message, behind the answer
     syncer  -> Attached    the session, how many bulk connections it has, the syncer's own MAC; or Denied, with a reason
 
 Rules that hold here: each side proves the token over the other's fresh nonce, and the token itself is never
@@ -30,14 +32,19 @@ from skerry.wire.frames import (
     Denied,
     FromLearner,
     Inquire,
+    Instruct,
     Proof,
 )
 
 HANDSHAKE = 2  # its own version. Builds of 0.2 that hear another number give up for good: what changes is `PROTOCOL`
 
+WRONG_ADMIN = (
+    "an order is proved by the admin token, which the syncer keeps as admin.token in its run directory: name a copy "
+    "of it with --token-file (the learners' token gives no order)"
+)
 STREAMS_MAX = 64  # bulk connections of one session, whatever the other side asks for
 
-Who = Literal["proof", "attach", "inquire", "syncer"]
+Who = Literal["proof", "attach", "inquire", "instruct", "syncer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,22 @@ def refusal(mine: Credentials, nonce: bytes, said: FromLearner) -> Denied | None
     return None
 
 
+def out_of_role(name: str, is_admin: bool, said: FromLearner) -> Denied | None:
+    """Why a key is not good for what its owner wants of the syncer; either kind may ask for the status."""
+    if is_admin and isinstance(said, Proof | Attach):
+        way = "join with a learner's key, made with skerry keys issue RUN NAME"
+        return Denied(f"the key of {name} is an admin's, which gives orders and joins nothing: {way}", final=True)
+    if not is_admin and isinstance(said, Instruct):
+        way = "orders need a key made with skerry keys issue RUN NAME --admin"
+        return Denied(f"the key of {name} is a learner's, which gives no order: {way}", final=True)
+    return None
+
+
 def _disproof(mine: Credentials, nonce: bytes, said: FromLearner) -> str | None:
     _check_nonce(said.nonce)
+    if isinstance(said, Instruct):
+        is_right = hmac.compare_digest(_mac(mine, "instruct", nonce, said.nonce, said.order), said.mac)
+        return None if is_right else WRONG_ADMIN
     if mine.token is not None and not said.mac:
         return "this syncer requires a token: name a copy of its file as token_file (or SKERRY_TOKEN_FILE)"
     if mine.token is None and said.mac:
@@ -120,6 +141,12 @@ def inquiry(mine: Credentials, nonce: bytes, heard: Challenge) -> Inquire:
     """What proves the token to a syncer that is only to tell its status."""
     _check_nonce(heard.nonce)
     return Inquire(HANDSHAKE, nonce, _mac(mine, "inquire", heard.nonce, nonce))
+
+
+def instruction(mine: Credentials, nonce: bytes, heard: Challenge, order: bytes) -> Instruct:
+    """An order, and what proves that an admin gives it."""
+    _check_nonce(heard.nonce)
+    return Instruct(HANDSHAKE, nonce, _mac(mine, "instruct", heard.nonce, nonce, order), order)
 
 
 def check_welcome(mine: Credentials, nonce: bytes, heard_nonce: bytes, heard: Attached, session: bytes) -> None:

@@ -1,7 +1,8 @@
 """One thread that waits for sockets, and runs what other threads hand to it.
 
 Rules that hold here: handlers, calls and `step` run in the loop's thread, so what only they touch needs no
-lock. Of the sockets that are ready, those of the lowest priority number are served first. After every turn
+lock. Of the sockets that are ready, those of the lowest priority number are served first; one of which something can be
+read that the system knows nothing of (`again`) counts as ready while it is watched for that. After every turn
 `step` says how long the next one may wait, or that it was the last. Nothing here knows peers or frames.
 """
 
@@ -35,6 +36,7 @@ class Loop:
         self._lock = threading.Lock()  # over the two above
         self._selector = selectors.DefaultSelector()
         self._watched: dict[socket.socket, tuple[int, int]] = {}  # for which events, and with which priority
+        self._again: dict[socket.socket, None] = {}  # that can be read, whatever the selector says
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -63,6 +65,14 @@ class Loop:
         if self._watched.pop(sock, None) is not None:
             self._selector.unregister(sock)
 
+    def again(self, sock: socket.socket) -> None:
+        """At the next turn at which it is watched for READ it is ready, once."""
+        self._again[sock] = None
+
+    def calm(self, sock: socket.socket) -> None:
+        """Only the selector says from now on when it is ready."""
+        self._again.pop(sock, None)
+
     def _run(self) -> None:
         try:
             while (wait_s := self._step()) is not None:
@@ -80,13 +90,24 @@ class Loop:
             self._wake_out.close()
 
     def _turn(self, wait_s: float) -> None:
-        for key, events in sorted(self._selector.select(wait_s), key=_priority):
+        for key, events in sorted(self._ready(wait_s), key=_priority):
             key.data[1](events)
         if self._calls:
             with self._lock:
                 calls, self._calls = self._calls, deque()
             for call in calls:
                 call()
+
+    def _ready(self, wait_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        again = [sock for sock in self._again if self._watched.get(sock, (0, 0))[0] & READ]
+        if not again:
+            return self._selector.select(wait_s)
+        found = {key.fd: (key, events) for key, events in self._selector.select(0.0)}
+        for sock in again:
+            del self._again[sock]
+            key = self._selector.get_key(sock)
+            found[key.fd] = (key, found.get(key.fd, (key, 0))[1] | READ)
+        return list(found.values())
 
     def _woken(self, events: int) -> None:
         self._wake_in.recv(4096)

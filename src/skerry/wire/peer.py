@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from skerry.wire.connection import Connection, Outgoing
+from skerry.wire.quotas import Intake
 from skerry.wire.rate import Bucket
 
 DRAIN_S = 2.0  # to take last words: a dropped peer ours, and we those of a peer that has ended
@@ -27,6 +28,7 @@ class Peer:
     bulk: dict[int, Connection] = field(default_factory=dict)  # by stream
     bulk_queues: dict[int, deque[Outgoing]] = field(default_factory=dict)  # what waits for one that is not there yet
     queued_bytes: int = 0
+    intake: Intake | None = None  # what bounds what it says, if anything does
     bucket: Bucket | None = None  # what bounds its payloads, if anything does
     counted_to: float = 0.0  # up to when the time of payloads is told
     end_by: float = NEVER  # deadline of what is still to be read, once a connection has ended

@@ -1,4 +1,4 @@
-"""What a node sees of the network: an endpoint to send through and an inbox of four kinds of event.
+"""What a node sees of the network: an endpoint to send through and an inbox of five kinds of event.
 
 Rules that hold here: each `Opened` is followed by exactly one `Lost` with the same peer id, unless this
 side closes its endpoint; nothing about a peer comes before its `Opened` or after its `Lost`. A peer id is
@@ -15,17 +15,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import Protocol
 
-from skerry.core.messages import Message
+from skerry.core.messages import Message, Order
 from skerry.errors import ProtocolError
 from skerry.wire.frames import BULK_LINE, CONTROL_LINE, Delivery, Dialect, Parser, Payload, encode, encode_bulk, flat
+from skerry.wire.stream import OTHER_SIDE_CLOSED as OTHER_SIDE_CLOSED
 
-OTHER_SIDE_CLOSED = "closed by the other side"
 INBOX_BYTES_MAX = 256 << 20  # of payloads that came and wait to be looked at, on either side
+NOBODY: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Opened:
 
     peer: int
     address: str
+    principal: str = ""  # the name in the certificate whose key it has; empty: the connection proves none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,19 @@ class Lost:
     reason: str
 
 
-WireEvent = Opened | Received | Sent | Lost
+@dataclass(frozen=True, slots=True)
+class Instructed:
+    """An operator who has proved an admin's credential gives an order, and waits: it is no peer, and no `Lost` follows.
+
+    `by` is that credential, in a word or two.
+    """
+
+    peer: int  # whom to answer; an id like a peer's
+    order: Order
+    by: str
+
+
+WireEvent = Opened | Received | Sent | Lost | Instructed
 
 
 class Inbox(Queue[WireEvent | None]):
@@ -81,6 +95,8 @@ class Inbox(Queue[WireEvent | None]):
         super().__init__(count_max)
         self.bytes_max = bytes_max
         self._waiting_bytes = self._taken_bytes = 0
+        self._waiting_of: dict[int, int] = {}  # the same by peer, where there are any
+        self._taken_of = NOBODY
 
     @property
     def has_room(self) -> bool:
@@ -99,19 +115,27 @@ class Inbox(Queue[WireEvent | None]):
             self.not_full.notify_all()
         return taken
 
-    def settle(self, waiting_bytes: int = 0) -> None:
-        """Of all payloads that were taken out so many bytes still wait, and the others are done with."""
-        self._taken_bytes = waiting_bytes
+    def bytes_of(self, peer: int) -> int:
+        """Of one peer's payloads that wait; what was taken out since it was last settled is not among them."""
+        return self._waiting_of.get(peer, 0) + self._taken_of.get(peer, 0)
+
+    def settle(self, waiting_bytes: int = 0, waiting_of: Mapping[int, int] = NOBODY) -> None:
+        """Of all payloads that were taken out so many bytes still wait, and whose; the others are done with."""
+        self._taken_bytes, self._taken_of = waiting_bytes, waiting_of
 
     def _put(self, item: WireEvent | None) -> None:
         super()._put(item)
-        self._waiting_bytes += payload_bytes(item)
+        if item is not None and (bytes := payload_bytes(item)):
+            self._waiting_bytes += bytes
+            self._waiting_of[item.peer] = self._waiting_of.get(item.peer, 0) + bytes
 
     def _get(self) -> WireEvent | None:
         item = super()._get()
-        if taken_bytes := payload_bytes(item):
+        if item is not None and (taken_bytes := payload_bytes(item)):
             self._waiting_bytes -= taken_bytes
             self._taken_bytes += taken_bytes
+            if left := self._waiting_of.pop(item.peer) - taken_bytes:
+                self._waiting_of[item.peer] = left
         return item
 
 
@@ -224,14 +248,14 @@ class _Link:
     parser: Parser
 
 
-def join(server: MemoryEndpoint, client: MemoryEndpoint) -> tuple[int, int]:
+def join(server: MemoryEndpoint, client: MemoryEndpoint, principal: str = "") -> tuple[int, int]:
     """Connect two endpoints; returns the client's peer id at the server and the server's at the client."""
     client._lock = server._lock  # delivery crosses from one to the other: one lock for the whole network
     with server._lock:
         at_server, at_client = next(server._peers), next(client._peers)
         server._links[at_server] = _Link(client, at_client, _open_parser(server.dialect))
         client._links[at_client] = _Link(server, at_server, _open_parser(client.dialect))
-        server._emit(Opened(at_server, f"memory:{at_server}"))
+        server._emit(Opened(at_server, f"memory:{at_server}", principal))
         client._emit(Opened(at_client, f"memory:{at_client}"))
     return at_server, at_client
 

@@ -3,13 +3,14 @@
 import json
 import os
 
+import msgspec
 import pytest
 
 from cli.called import called
 from skerry.algo import codecs
 from skerry.algo.fragments import split
 from skerry.plan.layouts import even
-from skerry.proof.bench import cores
+from skerry.proof.bench import cores, viewers
 from skerry.proof.bench.cores import Cores, Usage
 from skerry.proof.bench.swarm import Blank, Blanks
 from skerry.proof.bench.syncer import DECIDING, Load, measure, prepared
@@ -160,3 +161,17 @@ def test_bad_options_are_refused_in_one_line(capsys, words, reason):
 def test_an_unknown_subject_is_refused(capsys):
     code, out, err = called(capsys, "bench", "nothing")
     assert (code, out) == (2, "") and "syncer" in err and err.count("\n") == 1
+
+
+def test_the_same_with_a_key_for_each_learner():
+    row = measure(prepared(msgspec.structs.replace(LOAD, tls=True)), lambda text: None)
+    assert row.merges > 0 and row.joined == 2 and row.links_lost == 0
+
+
+def test_viewers_of_a_page_come_and_go_beside_a_load():
+    found = viewers.measure(prepared(msgspec.structs.replace(LOAD, seconds=1.0)), 3, lambda _: None)
+    assert (found.viewers, len(found.alone), len(found.watched)) == (3, 2, 2)
+    for stretch in (*found.alone, *found.watched):
+        assert stretch.merges_per_s > 0
+        assert 0 < stretch.turn_s.p50 <= stretch.turn_s.p99 <= stretch.turn_s.max
+        assert stretch.quorum_to_publication_s.p50 <= stretch.quorum_to_publication_s.p99

@@ -29,3 +29,9 @@ def test_small_payloads_over_one_stream_and_two(capsys):
 def test_bad_options_are_refused_in_one_line(capsys, words, reason):
     code, out, err = called(capsys, "bench", "wire", *words)
     assert (code, out) == (2, "") and reason in err and err.count("\n") == 1
+
+
+def test_the_same_through_tls(capsys):
+    code, out, _ = called(capsys, "bench", "wire", "--tls", "--json", "--mib", "1", "--streams", "2", "--total", "4")
+    (row,) = json.loads(out)["rows"]
+    assert code == 0 and min(row["cpu_s_per_gb"], row["bare_cpu_s_per_gb"], row["cpu_ratio"]) > 0

@@ -13,7 +13,8 @@ import pytest
 
 from skerry.core.messages import Contribution, Publication, Pull, Report
 from skerry.proof.chaos.proxy import CLEAR, Lane, Proxy, Weather
-from skerry.wire.tcp import Client, Server
+from skerry.wire.client import Client
+from skerry.wire.server import Server
 from skerry.wire.transport import Inbox, Lost, Opened, Received
 from wire.samples import sample
 

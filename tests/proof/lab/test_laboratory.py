@@ -19,7 +19,7 @@ from skerry.algo import codecs
 from skerry.algo.fragments import Fragment, gather
 from skerry.config import Config
 from skerry.core.audit import Audit
-from skerry.core.facts import Committed, Decision, Discarded, Fact, Sampled, Witnessed
+from skerry.core.facts import Committed, Decision, Discarded, Fact, Ordered, Sampled, Witnessed
 from skerry.node.algebra import Merged, Values
 from skerry.proof.lab.feed import HELD_OUT_ROWS
 from skerry.proof.lab.job import CURVE_BATCHES, run
@@ -402,18 +402,18 @@ def flat_of(model: GPT, world: Laboratory) -> torch.Tensor:
     return world.stack.row_of(world.fragments, flats)
 
 
-@pytest.mark.parametrize("lr", [50.0, 1e30], ids=["far away", "not a number"])
+@pytest.mark.parametrize("decay", [0.0, 10.0], ids=["far away", "not a number"])
 @pytest.mark.parametrize(
     "setting", [{}, {"data_parallel": True}, {"points": 1}], ids=["seen", "data-parallel", "unseen"]
 )
 def test_a_run_that_blows_up_has_diverged_and_its_result_can_be_kept(
-    lr: float, setting: dict[str, Any], tmp_path: Path
+    decay: float, setting: dict[str, Any], tmp_path: Path
 ) -> None:
     """It is given up at the first look, and no better off if nobody looks before the end."""
-    job = job_of({"learner.lr": lr}, **setting)
+    job = job_of({"learner.lr": 10.0, "learner.weight_decay": decay}, **setting)
     result = run(job, "cpu")
     assert len(result.points) == (job.setting.points > 1)
-    assert all(math.isnan(point.loss) == (lr > 1e6) for point in result.points)
+    assert all(math.isnan(point.loss) == (decay > 0) for point in result.points)
     assert result.diverged and result.loss == result.loss_before_close == pytest.approx(2 * math.log(256), rel=0.1)
     Results(tmp_path / "results.jsonl").append(result)
     kept = Results(tmp_path / "results.jsonl").of(job)
@@ -452,3 +452,17 @@ def test_a_drift_is_shrunk_or_given_up_and_counts_for_all_its_steps(tmp_path: Pa
     done = [away(tmp_path / way, 10, alone=way, alone_steps=10) for way in ways]
     assert len({merged for _, merged in done}) == 1
     assert not any(torch.equal(a.master(), b.master()) for (a, _), (b, _) in itertools.combinations(done, 2))
+
+
+# ---------------------------------------------------------------------------------------------- it is extended
+
+
+def test_an_extended_run_is_as_long_as_ordered_and_its_learners_rates_go_back_up(tmp_path: Path) -> None:
+    rates: list[tuple[bool, float]] = []
+    job = job_of({"run.steps": STEPS // 2}, extend_at=0.5, extend_by=2.0)
+    world = lived(job, tmp_path, lambda world: rates.append((world.is_extended, world.islands[0].rate)))
+    assert STEPS <= sum(steps_by_learner(world)) / LEARNERS <= STEPS + 2
+    before, after = ([rate for is_extended, rate in rates if is_extended == when] for when in (False, True))
+    assert max(after[2:]) > before[-1], "it had begun to fall"
+    orders = [fact for fact in facts_of(tmp_path / "run") if isinstance(fact, Ordered)]
+    assert [(fact.verb, fact.by) for fact in orders] == [("extend", "the laboratory")]

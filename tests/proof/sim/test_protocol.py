@@ -18,6 +18,8 @@ import pytest
 from msgspec.structs import replace
 
 from skerry.core import admission, ledger, rounds
+from skerry.core.books import Books
+from skerry.core.door import Door
 from skerry.core.events import MergeDone, Publish, Record
 from skerry.core.facts import Stretch
 from skerry.core.held import Held
@@ -33,6 +35,7 @@ from skerry.node.algebra import Values
 from skerry.node.learner import LearnerNode
 from skerry.node.log import Log
 from skerry.node.orders import Orders
+from skerry.node.peers import Learners
 from skerry.node.syncer import Delta, SyncerNode
 from skerry.node.training import TrainingHalf
 from skerry.proof.chaos.plan import read_plan
@@ -70,6 +73,8 @@ BROKEN = {
     1212: "a checkpoint ordered before its fragment's next merge was taken in",
     5997: "a chain of deltas that came in the wrong order on a calm link, again and again",
     9467: "a snapshot that was due was overwritten first, at each boundary of a slow learner",
+    1867: "a syncer that died right behind the record of the end, and was away for long",
+    2832: "the end began in the warm stage, and a restarted syncer asked for the H of that",
     7794: "steps without a version that were merged before anybody knew that they were done alone for too long",
     1794973797: "the first of two stretches done alone, which no syncer lived to write down",
 }
@@ -420,23 +425,23 @@ def let_old_lives_in(plant):
 
     plant(SyncerMachine, "_arrive", _arrive)
 
-    def _begin_life(self, event, begin=SyncerMachine._begin_life):
+    def _begin_life(self, event, begin=Door._begin_life):
         for p in [p for p, held in enumerate(self.held) if event.learner in held]:
             self.held.drop(event.learner, p)
         begin(self, event)
 
-    plant(SyncerMachine, "_begin_life", _begin_life)
+    plant(Door, "_begin_life", _begin_life)
 
 
 def bury_the_held(plant):
     """Work of a dead life is booked as lost although a contribution of it is held and will be merged."""
 
-    def _discard(self, learner, life, fate, discard=SyncerMachine._discard):
+    def book_all(self, learner, life, fate, discard=Books.discard):
         held, self.held = self.held, Held(len(self.held), self.held.bytes_max)
         discard(self, learner, life, fate)
         self.held = held
 
-    plant(SyncerMachine, "_discard", _discard)
+    plant(Books, "discard", book_all)
 
 
 def ignore_quorum(plant):
@@ -522,14 +527,14 @@ def settle_too_early(plant):
         member.__dict__.setdefault("settled_then", {}).update((p, at[p]) for p in at if p not in member.waiting)
         publish(self, member, fragments, view)
 
-    def _do(self, action, do=SyncerMachine._do):
+    def order(self, action, order=Books.order):
         if isinstance(action, Publish):
-            then = self.members[action.learner].__dict__["settled_then"][action.fragment]
+            then = self.roster.members[action.learner].__dict__["settled_then"][action.fragment]
             action = replace(action, settled_seq=then)
-        do(self, action)
+        order(self, action)
 
     plant(SyncerMachine, "_publish", _publish)
-    plant(SyncerMachine, "_do", _do)
+    plant(Books, "order", order)
 
 
 def send_the_master(plant):
@@ -712,7 +717,76 @@ def leave_out_twice(plant):
     plant(ledger, "_common", lambda row, stretch: ledger.Work())
 
 
+def let_anybody_take_a_name(plant):
+    """A process that shares a token takes the name of one that is alive."""
+    join = Door.join
+    plant(Door, "join", lambda self, event: join(self, replace(event, has_key=True)))
+
+
+def keep_the_held_of_the_expelled(plant):
+    """What is held of a learner that was turned out is merged all the same."""
+
+    def _drop_held(self, learner):
+        self.books.discard(learner, self.state.lives[learner].life, "expelled")
+
+    plant(Door, "_drop_held", _drop_held)
+
+
+def drop_what_is_merged(plant):
+    """... or is dropped in the middle of its merge, and booked twice."""
+    plant(Held, "is_merging", lambda self, learner, p: False)
+
+
 # bug -> a seed at which it is known to show
+def forget_the_orders(plant):
+    """A restarted syncer goes by the configuration that the run began with."""
+
+    def forgetful(records):
+        state = state_of(records)
+        state.config_set = b""
+        return state
+
+    plant(syncer_node, "state_of", forgetful)
+
+
+def let_the_dropped_in(plant):
+    """... or does not know whom an order keeps out."""
+
+    def forgetful(self):
+        self.expelled.clear()
+
+    plant(Door, "open", forgetful)
+
+
+def keep_the_old_progress(plant):
+    """A learner takes the progress of a longer budget for one that it knows to be out of date."""
+
+    def never_back(self, message):
+        self.budget = max(self.budget, message.budget)
+        self.progress = max(self.progress, message.progress)
+
+    plant(LearnerMachine, "_hear_progress", never_back)
+
+
+def go_by_the_first_configuration(plant):
+    """The syncer writes down what was ordered, and does not do it."""
+    plant(SyncerMachine, "_reconfigure", lambda self, fact: None)
+
+
+def answer_too_early(plant):
+    """Whoever gave an order hears that it is done before that is on the disk."""
+
+    def at_once(self, ticket, outcome):
+        self.answer(ticket, outcome)
+
+    plant(Learners, "reply", at_once)
+
+
+def merge_what_was_dropped(plant):
+    """What is held of a learner that was dropped is merged with the rest."""
+    plant(Door, "_drop_held", lambda self, learner: None)
+
+
 BUGS = {
     forget_settled: 63,
     snapshot_twice: 0,
@@ -761,7 +835,7 @@ BUGS = {
     collect_too_much: 0,
     collect_the_journal: 1,
     send_before_it_is_durable: 0,
-    record_before_the_entry: 370,
+    record_before_the_entry: 332,
     skip_journal_sync: 41,
     rotate_at_once: 0,
     checkpoint_what_is_there_now: 30,
@@ -776,6 +850,15 @@ BUGS = {
     count_from_the_last_welcome: 7,
     spend_what_was_done_alone: 11,
     leave_out_twice: 7,
+    let_anybody_take_a_name: 8,
+    keep_the_held_of_the_expelled: 190,
+    drop_what_is_merged: 1115,
+    forget_the_orders: 1,
+    let_the_dropped_in: 35,
+    keep_the_old_progress: 129,
+    go_by_the_first_configuration: 8,
+    answer_too_early: 1,
+    merge_what_was_dropped: 51,
 }
 MORE_SEEDS = 100  # tried where the product has changed so much that the known seed takes another course
 

@@ -92,7 +92,7 @@ def test_a_tape_tells_who_lived_when_and_how_fast():
 
 
 def test_the_undisturbed_rate_is_the_pace_that_was_set_and_what_the_report_took_for_it():
-    """So that goodput is the same number as in the summary of `skerry train` and `skerry chaos`."""
+    """So that goodput is the same number as `skerry chaos` has; that of `skerry train` goes by measured speeds."""
     found = told_of()
     found.config = configs.Config(learner=configs.Learner(step_s=0.25))
     assert found.undisturbed_s("a", speed=0.5) == 0.5  # whatever was measured

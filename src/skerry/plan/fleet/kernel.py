@@ -11,14 +11,16 @@ this one file: numba's disk cache does not notice a change in a callee elsewhere
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from skerry.compiled import kernel
 
 Array = npt.NDArray[Any]
-compiled = njit(cache=True, nogil=True, error_model="numpy")
+compiled = partial(kernel, error_model="numpy")
 
 
 @compiled

@@ -21,6 +21,7 @@ from skerry import algo
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, split
 from skerry.config import Config
+from skerry.engines.local import LocalRun
 from skerry.node.algebra import Array
 from skerry.node.training import ByHand
 from skerry.proof.bench import cores
@@ -29,7 +30,6 @@ from skerry.proof.chaos.proxy import Lane, Proxy, Weather
 from skerry.run.genesis import begin
 from skerry.shell.beside import NodeThread
 from skerry.shell.learner import LearnerShell
-from skerry.shell.local import LocalRun
 from skerry.store.store import Store
 
 MINUTES = configs.most("run.minutes")  # a budget that no measurement spends

@@ -23,8 +23,8 @@ from msgspec import Struct
 
 from skerry.adapters.torch import Learner
 from skerry.config import Config, Data, Model, Run, Sync, encode
+from skerry.engines.local import LocalRun
 from skerry.proof.bench import cores
-from skerry.shell.local import LocalRun
 from skerry.train.data import Corpus, Stream
 from skerry.train.gpt import GPT
 from skerry.train.inner import Inner, execution_of

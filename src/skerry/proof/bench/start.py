@@ -22,10 +22,10 @@ from msgspec import Struct
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
+from skerry.engines.local import Child, ours
 from skerry.errors import NoAnswer, RunFailed
 from skerry.proof.bench import cores
 from skerry.proof.bench.reference import Tell, check_disk, layout_for
-from skerry.shell.local import Child
 from skerry.wire.inquiry import ask_status
 
 HOST = "127.0.0.1"
@@ -89,7 +89,8 @@ def _row(layout: Layout, overrides: Iterable[tuple[str, Any]], tell: Tell) -> Ro
 def _syncer(run_dir: Path, words: Sequence[str]) -> Iterator[Opened]:
     """A syncer with an open port, and a SIGKILL at the end."""
     port = _free_port()
-    child = Child("syncer", ["syncer", "--run", str(run_dir), "--port", str(port), *words], run_dir.with_suffix(".log"))
+    command = ours("syncer", "--run", str(run_dir), "--port", str(port), *words)
+    child = Child("syncer", command, run_dir.with_suffix(".log"))
     began = time.monotonic()
     child.start()
     assert child.process is not None
@@ -98,7 +99,7 @@ def _syncer(run_dir: Path, words: Sequence[str]) -> Iterator[Opened]:
             if not child.is_running:
                 raise RunFailed(f"the syncer ended: {child.last_line().removeprefix('skerry: ')}")
             if time.monotonic() - began > OPEN_S_MAX:
-                raise RunFailed(f"no port was open after {OPEN_S_MAX:.0f} s")
+                raise RunFailed(f"no port was open after {OPEN_S_MAX:.0f} s: try fewer --parameters")
             time.sleep(POLL_S)
         yield Opened(time.monotonic() - began, cores.memory_bytes(child.process.pid, "VmHWM"))
     finally:

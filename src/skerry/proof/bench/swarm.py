@@ -12,9 +12,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import secrets
+import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -30,7 +31,10 @@ from skerry.node.algebra import Adopted, Float32, Payload
 from skerry.node.driver import LearnerDriver, both_halves
 from skerry.node.learner import Outstanding
 from skerry.node.training import ByHand, TrainingHalf
-from skerry.wire.tcp import Client
+from skerry.wire.client import Client
+from skerry.wire.connection import Connection
+from skerry.wire.frames import Attached
+from skerry.wire.tls import Tls
 from skerry.wire.transport import Inbox, Lost, Opened, Received, WireEvent
 
 DIALS_MAX = 16  # at once: a syncer lets the oldest of too many strangers go
@@ -136,6 +140,7 @@ class Member:
     training: TrainingHalf
     driver: LearnerDriver
     lead: float
+    tls: Tls | None = None
     is_joining: bool = True
     stepped_at: float = 0.0
 
@@ -158,22 +163,34 @@ class Swarm(Client):
     Everything happens on the I/O thread, so nothing here needs a lock; other threads may read the counts.
     """
 
-    def __init__(self, port: int, config: Config, layout: Layout, step_s: float) -> None:
-        count = config.run.learners
+    def __init__(
+        self,
+        port: int,
+        config: Config,
+        layout: Layout,
+        step_s: float,
+        count: int,
+        token: bytes | None = None,
+        keys: Sequence[Tls] = (),
+    ) -> None:
         self.seen = Sightings()
         self.refusal = ""  # why the syncer will not have them
         self.links_lost = 0
-        self.members = [Member(*self._halves(f"learner-{k}", layout), k / count) for k in range(count)]
+        self.members = [
+            Member(*self._halves(f"learner-{k}", layout), k / count, keys[k] if keys else None) for k in range(count)
+        ]
         self._step_s = step_s
         self._unlinked = deque(self.members)
         self._linked: dict[int, Member] = {}  # by peer
+        self._dialling: dict[Connection, Member] = {}  # for whom each connection is
+        self._serving: Member | None = None  # whose bulk connections are dialled at this moment
         self._due: list[tuple[float, int, Member]] = []  # a heap of next boundaries
         self._started = False
         self._order = itertools.count()  # of two boundaries at the same time
         super().__init__(
             "127.0.0.1",
             port,
-            None,
+            token,
             _Straight(self._take_event),
             self._payload_bytes,
             heartbeat_s=config.wire.heartbeat_s,
@@ -238,15 +255,34 @@ class Swarm(Client):
     def _dial(self) -> None:
         """Dial for those who have no syncer, a few at a time."""
         under_way = sum(not connection.peer for connection in self._connections)
-        missing = len(self.members) - len(self._peers) - under_way
-        for _ in range(min(missing, DIALS_MAX - under_way)):
+        for _ in range(min(len(self._unlinked), DIALS_MAX - under_way)):
             super()._dial()
-        if missing > 0:
+        if self._unlinked:
             self._dial_at = 0.0  # look again at the next tick
+
+    def _adopt(self, sock: socket.socket, address: str) -> Connection:
+        """Every connection is one member's, with that member's key."""
+        member = self._serving or self._unlinked.popleft()
+        self._tls = member.tls
+        connection = super()._adopt(sock, address)
+        self._dialling[connection] = member
+        return connection
+
+    def _attached(self, connection: Connection, item: Attached) -> None:
+        self._serving = self._dialling[connection]
+        super()._attached(connection, item)
+        self._serving = None
+
+    def _close(self, connection: Connection) -> None:
+        super()._close(connection)
+        member = self._dialling.pop(connection, None)
+        if member is not None and member is not self._serving and not connection.peer:
+            self._unlinked.append(member)  # nothing came of it
 
     def _take_event(self, event: WireEvent) -> None:
         if isinstance(event, Opened):
-            self._linked[event.peer] = self._unlinked.popleft()
+            assert self._serving is not None
+            self._linked[event.peer] = self._serving
         member = self._linked.get(event.peer)
         if isinstance(event, Received) and isinstance(event.message, Refused) and event.message.is_final:
             self.refusal = event.message.text

@@ -37,7 +37,9 @@ from skerry.algo.fragments import Layout, split
 from skerry.config import Config
 from skerry.core.facts import Decision, Row
 from skerry.core.ledger import MERGED
+from skerry.engines.local import Child, LocalRun
 from skerry.errors import Refusal, RunFailed
+from skerry.node.durations import between, quantile
 from skerry.plan.layouts import even
 from skerry.plan.needs import syncer_memory
 from skerry.proof.bench import cores
@@ -46,9 +48,10 @@ from skerry.proof.bench.merge import DELTA_CODEC
 from skerry.proof.bench.reference import Tell, check_disk, copy_gb_s, merge_bytes
 from skerry.proof.bench.swarm import Sightings, Swarm
 from skerry.run.genesis import begin
+from skerry.run.keys import Keys
 from skerry.run.tally import tally
-from skerry.shell.local import Child, LocalRun
 from skerry.store.store import Store
+from skerry.wire.tls import Tls
 
 MAIN, DECIDING = "MainThread", "deciding"  # what the syncer's main thread is called, and what it does
 SOCKETS = "skerry-server"  # the thread that has the sockets
@@ -72,6 +75,7 @@ class Load(Struct, frozen=True):
     parameters: int
     seconds: float  # measured
     cores: int = 0  # for the syncer alone, the learners have the others; 0: all share all
+    tls: bool = False  # every learner has a key of its own
 
     @property
     def merges_per_s(self) -> float:
@@ -146,6 +150,7 @@ class Status(Struct, frozen=True):
     merges: int
     refused: dict[str, int]
     threads: dict[int, str]
+    turns: dict[int, int]  # by length, since the syncer began
 
 
 class Look(Struct, frozen=True):
@@ -157,22 +162,26 @@ class Look(Struct, frozen=True):
     steps: int
     usage: Usage | None
     written_bytes: int | None
+    turns: dict[int, int]
     fast_forwards: int
     links_lost: int
 
 
-def prepared(load: Load, overrides: Iterable[tuple[str, Any]] = ()) -> Job:
-    """Everything that can be refused about a load is refused here, before anything is started."""
-    config = _configured(load, overrides)
+def prepared(load: Load, overrides: Iterable[tuple[str, Any]] = (), hostile: int = 0) -> Job:
+    """Everything that can be refused about a load is refused here, before anything is started.
+
+    `hostile` ones may be learners of the run beside those of the load.
+    """
+    config = _configured(load, overrides, hostile)
     check_disk(STATE_BYTES * load.parameters, f"--parameters {load.parameters}")
     _allow_files(load.learners, 1 + config.wire.streams)
     return Job(load, config, even(load.parameters, load.fragments), cores.divided(load.cores))
 
 
-def _configured(load: Load, overrides: Iterable[tuple[str, Any]]) -> Config:
+def _configured(load: Load, overrides: Iterable[tuple[str, Any]], hostile: int) -> Config:
     """The configuration of the run: the defaults, one H throughout, no budget to speak of."""
     base = Config(
-        run=configs.Run(name="bench", learners=load.learners, minutes=MINUTES),
+        run=configs.Run(name="bench", learners=load.learners + hostile, minutes=MINUTES),
         sync=configs.Sync(
             policy="fixed",
             num_fragments=load.fragments,
@@ -187,13 +196,13 @@ def measure(job: Job, tell: Tell) -> Measured:
     """Put one load on a syncer, from its start to its end."""
     algo.warm_up()  # the learners' one kernel too, so that none of them waits for it
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
-        local = LocalRun(Path(folder), [], [])
-        _create(local.run_dir, job.config, job.layout)
+        local = LocalRun(Path(folder), [], [], ["--keys"] if job.load.tls else [])
+        create(local.run_dir, job.config, job.layout)
         with local.ends_everything(), cores.confined(job.division.learners):
-            return _Bench(job, local, tell).run()
+            return Bench(job, local, tell).run()
 
 
-def _create(root: Path, config: Config, layout: Layout) -> None:
+def create(root: Path, config: Config, layout: Layout) -> None:
     """A run whose first values are zeros: what is merged does not depend on them."""
     with Store.open(root) as store:
         begin(store, config, layout, lambda fragment: np.zeros(fragment.size, np.float32))
@@ -209,7 +218,7 @@ def _allow_files(learners: int, connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class _Bench:
+class Bench:
     """One load under way."""
 
     def __init__(self, job: Job, local: LocalRun, tell: Tell) -> None:
@@ -226,23 +235,23 @@ class _Bench:
             copied_gb_s = _copied_gb_s()
             self.local.start_syncer()
         idle_bytes = cores.memory_bytes(self.pid, "VmRSS")
-        with self._swarm() as swarm:
-            joined_s = self._join(swarm)
+        with self.swarm() as swarm:
+            joined_s = self.join(swarm)
             swarm.start()
-            self._wait(swarm, self.load.sync_every * self.load.step_s, "first interval")
-            before, self.status_age_s_max = self._look(swarm), 0.0
-            self._wait(swarm, self.load.seconds, "measuring")
-            after, status = self._look(swarm), self._status()
+            self.wait(swarm, self.load.sync_every * self.load.step_s, "first interval")
+            before, self.status_age_s_max = self.look(swarm), 0.0
+            self.wait(swarm, self.load.seconds, "measuring")
+            after, status = self.look(swarm), self.status()
             rss_bytes, peak_bytes = (cores.memory_bytes(self.pid, which) for which in ("VmRSS", "VmHWM"))
-            sigterm_s = self._terminate()
+            sigterm_s = self.terminate()
         decisions, fsyncs = self._decisions(before.wall, after.wall)
         rows = [row for decision in decisions for row in _merged(decision)]
-        seconds, cpu_s = after.at - before.at, _cpu_s(before, after, status)
+        seconds, cpu_s = after.at - before.at, threads_s(before, after, status)
         busy_s = None if cpu_s is None else sum(cpu_s.values())
         merged = sum(self.sizes[decision.fragment] for decision in decisions)
         sockets_s = None if cpu_s is None else cpu_s.get(SOCKETS, 0.0)
         merging_s = None if busy_s is None or sockets_s is None else busy_s - sockets_s
-        publication_s = _spread(_publication_s(decisions, swarm.seen))
+        publication_s = publication_spread(decisions, swarm.seen)
         return Measured(
             learners=self.load.learners,
             parameters=self.load.parameters,
@@ -298,15 +307,23 @@ class _Bench:
         assert self.syncer.process is not None
         return self.syncer.process.pid
 
+    @property
+    def token(self) -> str:
+        """Of the run; empty if it has none."""
+        return self.local.token_file.read_text().strip() if self.local.token_file else ""
+
     @contextlib.contextmanager
-    def _swarm(self) -> Iterator[Swarm]:
-        swarm = Swarm(self.local.port, self.config, self.layout, self.load.step_s)
+    def swarm(self) -> Iterator[Swarm]:
+        load, token = self.load, self.token.encode() or None
+        names = [f"learner-{k}" for k in range(load.learners)] if load.tls else []
+        keys = [Tls(path) for path in key_files(self.local.run_dir, names)]
+        swarm = Swarm(self.local.port, self.config, self.layout, load.step_s, load.learners, token, keys)
         try:
             yield swarm
         finally:
             swarm.close()
 
-    def _join(self, swarm: Swarm) -> float:
+    def join(self, swarm: Swarm) -> float:
         began = time.monotonic()
         while swarm.joined < self.load.learners and time.monotonic() - began < JOIN_S_MAX:
             self._pause(swarm, f"{swarm.joined} of {self.load.learners} joined")
@@ -314,10 +331,10 @@ class _Bench:
             raise RunFailed(f"no learner had the model after {JOIN_S_MAX:.0f} s: ask for less")
         return time.monotonic() - began
 
-    def _wait(self, swarm: Swarm, seconds: float, what: str) -> None:
+    def wait(self, swarm: Swarm, seconds: float, what: str) -> None:
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
-            self._pause(swarm, f"{what}, {left_s:.0f} s left, {self._status().merges} merges", left_s)
+            self._pause(swarm, f"{what}, {left_s:.0f} s left, {self.status().merges} merges", left_s)
 
     def _pause(self, swarm: Swarm, doing: str, at_most_s: float = POLL_S) -> None:
         """A moment, with a look at everybody's health and now and then a word."""
@@ -325,16 +342,16 @@ class _Bench:
             self._told_at = time.monotonic()
             self.tell(doing)
         time.sleep(min(POLL_S, at_most_s))
-        self.status_age_s_max = max(self.status_age_s_max, time.time() - self._status().at)
+        self.status_age_s_max = max(self.status_age_s_max, time.time() - self.status().at)
         if not self.syncer.is_running:
             raise RunFailed(f"the syncer ended: {self.syncer.last_line().removeprefix('skerry: ')}")
         if swarm.failure:
             raise RunFailed(f"the learners cannot go on: {swarm.failure}")
 
-    def _status(self) -> Status:
+    def status(self) -> Status:
         return msgspec.json.decode((self.local.run_dir / "status.json").read_bytes(), type=Status)
 
-    def _look(self, swarm: Swarm) -> Look:
+    def look(self, swarm: Swarm) -> Look:
         usage = cores.usage(self.pid)
         return Look(
             at=time.monotonic(),
@@ -343,11 +360,12 @@ class _Bench:
             steps=swarm.steps,
             usage=usage,
             written_bytes=cores.written_bytes(self.pid),
+            turns=self.status().turns,
             fast_forwards=swarm.seen.fast_forwards,
             links_lost=swarm.links_lost,
         )
 
-    def _terminate(self) -> float | None:
+    def terminate(self) -> float | None:
         """End the syncer while the load is on; the seconds it took."""
         process, began = self.syncer.process, time.monotonic()
         assert process is not None
@@ -385,6 +403,17 @@ class _Bench:
         return needs["values"] + needs["deltas"]
 
 
+def key_files(run: Path, names: Iterable[str]) -> list[Path]:
+    """A key of the run for each of these names, in a file beside it."""
+    keys, found = Keys(run), []
+    for name in names:
+        pem = keys.issue(name).pem
+        found.append(path := run / f"{name}.key")
+        path.touch(0o600)
+        path.write_bytes(pem)
+    return found
+
+
 def _copied_gb_s() -> float:
     """Bytes that one thread reads and writes in a second when it copies."""
     source, target = np.zeros(COPIED, np.float32), np.zeros(COPIED, np.float32)
@@ -407,6 +436,11 @@ def _merged(decision: Decision) -> list[Row]:
     return [row for row in decision.rows if row.fate == MERGED]
 
 
+def publication_spread(decisions: Sequence[Decision], seen: Sightings) -> Spread | None:
+    """From a merge's K-th contribution to its version at the first learner."""
+    return _spread(_publication_s(decisions, seen))
+
+
 def _publication_s(decisions: Sequence[Decision], seen: Sightings) -> list[float]:
     """From each merge's quorum to its version's arrival, grace included; not of versions that never arrived."""
     found = []
@@ -422,7 +456,13 @@ def _settled_s(seen: Sightings, since: float, until: float) -> list[float]:
     return [at - seen.sent[which] for which, at in seen.settled.items() if since <= at < until]
 
 
-def _cpu_s(before: Look, after: Look, status: Status) -> dict[str, float] | None:
+def turn_spread(before: Look, after: Look) -> Spread | None:
+    """How long a turn of the deciding thread took, of those that had something to take in."""
+    turns = between(before.turns, after.turns)
+    return Spread(*(quantile(turns, share) for share in (0.5, 0.99, 1.0))) if turns else None
+
+
+def threads_s(before: Look, after: Look, status: Status) -> dict[str, float] | None:
     if before.usage is None or after.usage is None:
         return None
     names = {thread: DECIDING if name == MAIN else name for thread, name in status.threads.items()}

@@ -2,9 +2,10 @@
 
 Both subjects carry the same payloads over loopback between the same two processes. The product's are contributions
 from a learner's client to a syncer's server, over so many streams. The bare ones have a blocking socket and a thread a
-stream on either side, and nothing but payloads and their xxh3 goes through them; they hash and receive a payload into
-memory of its own that is used again, as the product does, in pieces of the product's chunks. Of either, the receiver
-holds the last few payloads. Subjects alternate in short stretches, so that what else the machine does meets both.
+stream on either side (with TLS: an `ssl.SSLSocket`), and nothing but payloads and their xxh3 goes through them; they
+hash and receive a payload into memory of its own that is used again, as the product does, in pieces of the product's
+chunks. Of either, the receiver holds the last few payloads. Subjects alternate in short stretches, so that what else
+the machine does meets both.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -28,8 +31,10 @@ from skerry.core.messages import Contribution
 from skerry.errors import RunFailed
 from skerry.proof.bench.reference import ROUNDS, Spread, Tell, spread
 from skerry.proof.bench.wire_far import HOST, STRETCH_S_MAX, Done, Ports, Ready, Stretch, Subject
+from skerry.run.keys import Keys
+from skerry.wire.client import Client
 from skerry.wire.frames import CHUNK_BYTES
-from skerry.wire.tcp import Client
+from skerry.wire.tls import Tls
 from skerry.wire.transport import Inbox, Opened
 
 STRETCH_MIB = 64  # that one subject carries before it is the other's turn
@@ -50,6 +55,20 @@ class Row(Struct, frozen=True):
     bare_cpu_s_per_gb: float
 
 
+class Pair(NamedTuple):
+    """The key files of a run that is measured and thrown away."""
+
+    syncer: Path
+    learner: Path
+
+    @classmethod
+    def made(cls, run: Path) -> Pair:
+        keys, learner = Keys(run), run / "bench.key"
+        learner.touch(0o600)
+        learner.write_bytes(keys.issue("bench").pem)
+        return cls(keys.syncer_file(), learner)
+
+
 class Taken(NamedTuple):
     """What a subject took for a gigabyte."""
 
@@ -57,13 +76,17 @@ class Taken(NamedTuple):
     cpu_s: float
 
 
-def measure(sizes_mib: Sequence[float], streams: Sequence[int], mib: float, tell: Tell) -> list[Row]:
+def measure(
+    sizes_mib: Sequence[float], streams: Sequence[int], mib: float, tell: Tell, has_tls: bool = False
+) -> list[Row]:
     """A row for each size and number of streams; each subject carries at least `mib` in each round."""
-    return [row for count in streams for row in _rows(sizes_mib, count, mib, tell)]
+    with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
+        keys = Pair.made(Path(folder)) if has_tls else None
+        return [row for count in streams for row in _rows(sizes_mib, count, mib, keys, tell)]
 
 
-def _rows(sizes_mib: Sequence[float], streams: int, mib: float, tell: Tell) -> Iterator[Row]:
-    with _far(streams) as far, _near(far, streams) as near:
+def _rows(sizes_mib: Sequence[float], streams: int, mib: float, keys: Pair | None, tell: Tell) -> Iterator[Row]:
+    with _far(streams, keys) as far, _near(far, streams, keys) as near:
         for size_mib in sizes_mib:
             tell(f"{size_mib:g} MiB, streams {streams}")
             yield _row(near, size_mib, mib)
@@ -128,12 +151,14 @@ class _Far:
 class _Near:
     """The sending side of both subjects."""
 
-    def __init__(self, far: _Far, streams: int) -> None:
+    def __init__(self, far: _Far, streams: int, keys: Pair | None) -> None:
+        tls = keys and Tls(keys.learner)
         self.streams = streams
         self._far = far
         self._inbox = Inbox()
-        self._client = Client(HOST, far.ports.product, None, self._inbox, lambda message: 0)
-        self._sockets = [socket.create_connection((HOST, far.ports.bare)) for _ in range(streams)]
+        self._client = Client(HOST, far.ports.product, None, self._inbox, lambda message: 0, tls=tls)
+        bare = [socket.create_connection((HOST, far.ports.bare)) for _ in range(streams)]
+        self._sockets = [tls.dialled(sock) for sock in bare] if tls else bare
         opened = self._inbox.get(timeout=STRETCH_S_MAX)
         assert isinstance(opened, Opened), opened
         self._peer = opened.peer
@@ -177,8 +202,9 @@ def _send_bare(sock: socket.socket, payload: memoryview, payloads: int) -> None:
 
 
 @contextlib.contextmanager
-def _far(streams: int) -> Iterator[_Far]:
+def _far(streams: int, keys: Pair | None) -> Iterator[_Far]:
     words = [sys.executable, "-m", "skerry.proof.bench.wire_far", "--streams", str(streams)]
+    words += ["--key-file", str(keys.syncer)] if keys else []
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield _Far(process)
@@ -188,8 +214,8 @@ def _far(streams: int) -> Iterator[_Far]:
 
 
 @contextlib.contextmanager
-def _near(far: _Far, streams: int) -> Iterator[_Near]:
-    near = _Near(far, streams)
+def _near(far: _Far, streams: int, keys: Pair | None) -> Iterator[_Near]:
+    near = _Near(far, streams, keys)
     try:
         yield near
     finally:

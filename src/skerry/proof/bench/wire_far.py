@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -25,7 +26,8 @@ from msgspec import Struct
 from skerry.memory import Arrays
 from skerry.shell.syncer import GATHER_S
 from skerry.wire.frames import CHUNK_BYTES
-from skerry.wire.tcp import Server
+from skerry.wire.server import Server
+from skerry.wire.tls import Tls
 from skerry.wire.transport import Inbox, Lost, Received
 
 HOST = "127.0.0.1"
@@ -61,11 +63,14 @@ class Done(Struct, frozen=True):
 class Far:
     """Both subjects, listening."""
 
-    def __init__(self, streams: int) -> None:
+    def __init__(self, streams: int, key_file: str | None) -> None:
+        self._tls = Tls(key_file, lambda name, serial, is_admin: "") if key_file else None
         self.streams = streams
         self.payload_bytes = 0
         self.inbox = Inbox()
-        self.server = Server(HOST, 0, None, self.inbox, lambda message: self.payload_bytes, streams=streams)
+        self.server = Server(
+            HOST, 0, None, self.inbox, lambda message: self.payload_bytes, streams=streams, tls=self._tls
+        )
         self.listener = socket.create_server((HOST, 0))
         self.sockets: list[socket.socket] = []
         self.held: deque[memoryview] = deque(maxlen=HELD)
@@ -77,7 +82,8 @@ class Far:
 
     def accept(self) -> None:
         """The bare connections; the server has a thread that takes its own."""
-        self.sockets = [self.listener.accept()[0] for _ in range(self.streams)]
+        accepted = [self.listener.accept()[0] for _ in range(self.streams)]
+        self.sockets = [self._tls.accepted(sock) for sock in accepted] if self._tls else accepted
 
     def receive(self, stretch: Stretch) -> Done:
         self.payload_bytes = stretch.payload_bytes
@@ -128,14 +134,22 @@ def _receive_bare(sock: socket.socket, payload: memoryview) -> None:
 
 
 def _fill(sock: socket.socket, target: memoryview) -> None:
-    if sock.recv_into(target, flags=socket.MSG_WAITALL) < len(target):
-        raise ConnectionError("the other side has ended")
+    if not isinstance(sock, ssl.SSLSocket):
+        if sock.recv_into(target, flags=socket.MSG_WAITALL) < len(target):
+            raise ConnectionError("the other side has ended")
+        return
+    while target:  # TLS gives no more than a record at a time
+        if not (count := sock.recv_into(target)):
+            raise ConnectionError("the other side has ended")
+        target = target[count:]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m skerry.proof.bench.wire_far", description=__doc__)
     parser.add_argument("--streams", type=int, required=True)
-    far = Far(parser.parse_args().streams)
+    parser.add_argument("--key-file")
+    options = parser.parse_args()
+    far = Far(options.streams, options.key_file)
     _say(far.ports)
     far.accept()
     for line in sys.stdin.buffer:

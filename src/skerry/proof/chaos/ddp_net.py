@@ -92,7 +92,9 @@ class Network:
         self._stack.callback(_end, process)
         assert process.stdout is not None and process.stderr is not None
         if not process.stdout.readline():
-            raise NetworkError(f"network namespaces are not allowed ({_first_line(process.stderr.read())})")
+            raise NetworkError(
+                f"network namespaces are not allowed ({_first_line(process.stderr.read())}): run it where they are"
+            )
         return process.pid
 
     def _into(self, holder: int) -> list[str]:
@@ -126,7 +128,7 @@ class Network:
         command = [*self._into(holder), self._tools[tool], *words.split()]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TOOL_S)
         if done.returncode:
-            raise NetworkError(f"{tool} cannot set up a link ({_first_line(done.stderr)})")
+            raise NetworkError(f"{tool} cannot set up a link ({_first_line(done.stderr)}): run it where it can")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

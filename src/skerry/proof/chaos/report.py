@@ -68,7 +68,7 @@ def report(
 ) -> dict[str, Any]:
     """The numbers; `rates` may be empty, then the set pace is the undisturbed rate."""
     numbers = summary.summarise(t, status, (), speeds)
-    learners = [_learner(t, name, rates.get(name) or summary.undisturbed_rate(t, name, status, speeds))
+    learners = [_learner(t, name, rates.get(name) or _undisturbed_rate(t, name, status, speeds))
                 for name in sorted({name for name, _ in t.seen})]  # fmt: skip
     merged = numbers["tokens_merged"]
     capacity = sum(one.rate * one.window_s for one in learners)
@@ -93,6 +93,19 @@ def report(
         "step_gap_s_max": {name: one["step_gap_s_max"] for name, one in numbers["learners"].items()},
         **{key: numbers[key] for key in KEPT},
     }
+
+
+def _undisturbed_rate(t: Tally, name: str, status: Mapping[str, Any], speeds: Mapping[str, float]) -> float:
+    """Tokens/s when nothing disturbs: the pace it was set, or what it measured when it runs free.
+
+    Not the pace of the run itself, as everywhere else: faults are to be held against an undisturbed one.
+    """
+    assert t.config is not None
+    lives = [s for s in t.seen.values() if s.learner == name and s.step]
+    per_step = sum(s.tokens for s in lives) / max(1, sum(s.step for s in lives))
+    measured = status["learners"].get(name, {}).get("step_s", 0.0)
+    step_s = t.config.learner.step_s / speeds.get(name, 1.0) or measured
+    return per_step / step_s if step_s else 0.0
 
 
 def _twin_of_pace(t: Tally, rates: Mapping[str, float], speeds: Mapping[str, float]) -> float:

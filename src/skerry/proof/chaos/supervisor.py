@@ -23,9 +23,10 @@ from typing import Any
 import msgspec
 
 from skerry.core.facts import Injected
+from skerry.engines.local import LocalRun
 from skerry.proof.chaos.plan import ENDS_PROCESS, LINK, MOMENTARY, Fault
 from skerry.proof.chaos.proxy import Lane, Proxy, Weather
-from skerry.shell.local import LocalRun
+from skerry.store.files import appended, put_in_place
 from skerry.store.store import Store
 
 FAULTS = "faults.jsonl"
@@ -162,7 +163,7 @@ class ChaosRun(LocalRun):
     def _write(self, one: Done, what: str, at: float) -> None:
         record: dict[str, Any] = {"fault": one.number, "kind": one.fault.kind, "target": one.fault.target}
         record |= {"what": what, "at": at, "detail": one.detail}
-        with (self.run_dir / FAULTS).open("ab") as file:
+        with appended(self.run_dir / FAULTS) as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
     def write_to_tape(self) -> None:
@@ -189,10 +190,8 @@ def _worse(lane: Lane, fault: Fault, direction: str) -> Lane:
 
 
 def _write_pace(file: Path, share: float) -> None:
-    file.parent.mkdir(exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(f"{share}\n")
-    temporary.replace(file)  # the learner reads all of it or nothing
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    put_in_place(file, f"{share}\n".encode())  # the learner reads all of it or nothing
 
 
 def _nodes_of(pid: int) -> list[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry import config as configs
+from skerry.engines.spec import learners
 from skerry.errors import NetworkError, RunFailed
 from skerry.proof.chaos import ddp, report
 from skerry.proof.chaos.ddp_net import DELAY_MS, RATE, Network
@@ -60,9 +61,10 @@ class Resilience:
         speeds = [1.0] * self.config.run.learners
         delay_s = _delay_s() if fault == ddp.WAN else 0.0
         faults = faults_of(fault, len(speeds), WARM_S + self.seconds, self.seconds, delay_s)
-        create(run_dir, self.config, speeds, self.held_out.model)
+        create(run_dir, self.config, self.held_out.model)
         with Proxy(self.config.run.seed) as proxy:
-            watched = Watched(run_dir, speeds, [], faults=list(faults), proxy=proxy)
+            own = ["--data", self.config.data.path]
+            watched = Watched(run_dir, [learners(speeds)], [], learner_arguments=own, faults=list(faults), proxy=proxy)
             watched.run(lambda: self.show(f"Skerry, {fault}: {watched.doing(self.seconds)}"))
         watched.write_to_tape()
         return self._result(watched, fault, lost, _told(fault, faults))
@@ -98,7 +100,7 @@ class Watched(ChaosRun):
         members = self.status["learners"].values()
         if not self.looks or self.looks[-1][0] < self.status["at"]:
             self.looks.append((self.status["at"], sum(member["tokens"] for member in members)))
-        if self.began is not None or sum(member["step"] > 0 for member in members) == len(self.speeds):
+        if self.began is not None or sum(member["step"] > 0 for member in members) == len(self.learners):
             super().disturb()
 
     def doing(self, seconds: float) -> str:

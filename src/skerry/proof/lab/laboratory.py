@@ -20,7 +20,7 @@ from torch import Tensor
 from skerry.adapters.torch import layout_of_model
 from skerry.algo.fragments import Fragment
 from skerry.core.events import Merge
-from skerry.core.messages import Message
+from skerry.core.messages import ExtendRun, Message
 from skerry.node.algebra import Payload, Values
 from skerry.node.driver import LearnerDriver, both_halves
 from skerry.node.observers import Unwatched
@@ -43,7 +43,7 @@ from skerry.run.genesis import begin
 from skerry.store.store import Store
 from skerry.train.inner import schedule
 from skerry.train.loop import model_of
-from skerry.wire.transport import Lost, WireEvent
+from skerry.wire.transport import Instructed, Lost, WireEvent
 
 STEP_S = 0.3  # of a learner of speed 1, where the configuration does not pace it
 CLOSE_S_MAX = 3600.0  # virtual: a run that has not closed so long after its last step never will
@@ -97,6 +97,7 @@ class Laboratory(Timeline):
         self.hub = self.learners.endpoint = Hub()
         self.islands = [Island(self, row) for row in range(self.config.run.learners)]
         self.has_been_away = False  # the syncer, as the setting may say
+        self.is_extended = False  # by an order, likewise
 
     def clock(self) -> float:
         return self.now
@@ -151,6 +152,7 @@ class Laboratory(Timeline):
     def _tick(self, tick: int) -> None:
         """The boundaries that fall on this tick; what follows from them is on its way when it returns."""
         self._go_away()
+        self._extend()
         for island in self.islands:
             island.look_around(tick)
         stepping = [island for island in self.islands if island.ends_step(tick)]
@@ -173,6 +175,14 @@ class Laboratory(Timeline):
             for island in self.islands:
                 island.link.cut()
                 self.at((setting.outage_steps + 0.5) * self.period_s, island.dial)
+
+    def _extend(self) -> None:
+        """An operator gives the run another budget, if it is time for that."""
+        setting, run = self.setting, self.config.run
+        if setting.extend_by and not self.is_extended and self.progress >= setting.extend_at:
+            self.is_extended = True
+            order = ExtendRun(tokens=round(run.tokens * setting.extend_by), steps=round(run.steps * setting.extend_by))
+            self.bring(Instructed(0, order, "the laboratory"))
 
     def bring(self, event: WireEvent) -> None:
         """To the syncer, whose next turn is at once: it takes in what comes at the same moment together."""

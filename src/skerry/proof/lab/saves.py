@@ -32,6 +32,7 @@ from skerry.errors import StudyError
 from skerry.proof.lab.feed import Feed
 from skerry.proof.lab.stack import Stack
 from skerry.proof.lab.study import Point, Stint
+from skerry.store.files import temporary
 from skerry.store.store import Store
 
 SAVE_S = 600.0  # between two saves of a job whose time is not up
@@ -165,15 +166,15 @@ def write(file: Path, head: Head, arrays: Sequence[np.ndarray]) -> None:
     said = msgspec.json.encode(head)
     metadata = {"head": said.decode(), "digest": _digest(said, arrays)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    anew = temporary(file)
     try:
-        save_file({f"{place:06d}": array for place, array in enumerate(arrays)}, temporary, metadata)
-        with temporary.open("rb") as written:
+        save_file({f"{place:06d}": array for place, array in enumerate(arrays)}, anew, metadata)
+        with anew.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.replace(file)
+        anew.replace(file)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+            anew.unlink()
 
 
 def read(file: Path, origin: Origin) -> tuple[Head, list[np.ndarray]]:

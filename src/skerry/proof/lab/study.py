@@ -68,6 +68,8 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     outage_at: float = 0.0  # of the budget, when the syncer goes away,
     outage_steps: int = 0  # and for how long, in steps of speed 1; 0: never
     away_half: int = 0  # so many learners come for the middle half of the run only
+    extend_at: float = 0.0  # of the budget, when an order makes that so many times as large;
+    extend_by: float = 0.0  # 0: none does
     latency_s: float = 0.02  # one way
     mbit_s: float = 0.0  # of each learner's link, each way; 0: unlimited
     points: int = 20  # of the loss curve
@@ -317,10 +319,13 @@ def _problems(config: Config, setting: Setting) -> Iterator[str]:
         yield f"lab.away_half = {setting.away_half}: of {learners} learners (run.learners) one must be there throughout"
     if setting.outage_steps and (setting.dead_share or setting.away_half):
         yield "lab.outage_steps: with lab.dead_share or lab.away_half: learners join while nobody is there to join"
-    idle = [key for key in ("speeds", "dead_share", "away_half", "outage_steps") if getattr(setting, key)]
+    if 0 < setting.extend_by <= 1:
+        yield f"lab.extend_by = {setting.extend_by:g}: times the budget, so more than 1, or 0 for never"
+    idle = [key for key in ("speeds", "dead_share", "away_half", "outage_steps", "extend_by") if getattr(setting, key)]
     if setting.data_parallel and idle:
         none = "[]" if idle[0] == "speeds" else "0"
-        yield f"lab.{idle[0]}: a data-parallel replica is never slow, dead or away: set it to {none} in this variant"
+        what = "a data-parallel replica is never slow, dead, away or extended"
+        yield f"lab.{idle[0]}: {what}: set it to {none} in this variant"
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -329,6 +334,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("away_half", 0, 4096),
     ("outage_at", 0, 1),
     ("outage_steps", 0, 10**6),
+    ("extend_at", 0, 0.99),
+    ("extend_by", 0, 1000),
     ("latency_s", 0, 60),
     ("mbit_s", 0, 10**6),
     ("points", 1, 10**4),

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from skerry.algo.fragments import Fragment
 from skerry.core.events import LearnerEvent, Ticked, Told, Unlinked
-from skerry.core.messages import FULL, Publication, Pull, Stop
+from skerry.core.messages import FULL, Publication, Pull, Stop, Welcome
 from skerry.core.vocabulary import GivenUp
 from skerry.node.cells import Box, Cell, Cells
 from skerry.node.driver import LearnerDriver
@@ -104,6 +104,7 @@ class LearnerProcess:
         self.is_pulled = [False] * count  # since its last contribution
         self.is_ordered = [False] * count  # on the link that it has
         self.is_stopped = False
+        self.is_welcomed = False  # on the link that it has
         self.low = [(FULL, 0)] * count
         self.alone = Alone(world.scenario.config.learner.alone_steps_max)
         self.is_known = False
@@ -257,7 +258,10 @@ class LearnerProcess:
                 self.is_ordered[publication.fragment] |= publication.order > 0
             case Told(message=Stop()):
                 self.is_stopped = True
+            case Told(message=Welcome()):
+                self.is_welcomed = True
             case Unlinked():
+                self.is_welcomed = False
                 self.is_ordered = [False] * len(self.is_ordered)
 
     def contributed(self, out: Outstanding) -> None:
@@ -312,6 +316,7 @@ class LearnerProcess:
             return
         if left.refused is not None:
             self.world.saw["fenced old life" if left.refused.why == "taken over" else "refused"] += 1
+            self.world.oracle.check_refused(self, left.refused)
         else:
             self.world.saw["left"] += self.node.machine is not None and not self.node.machine.is_stop_asked
         self.end()

@@ -50,7 +50,9 @@ class End:
 
 
 class SimLink:
-    def __init__(self, world: World, learner: str, client: SimEndpoint, server: SimEndpoint) -> None:
+    def __init__(
+        self, world: World, learner: str, client: SimEndpoint, server: SimEndpoint, principal: str = ""
+    ) -> None:
         self.world, self.learner = world, learner
         self.client, self.server = End(client, "up"), End(server, "down")
         self.client.other, self.server.other = self.server, self.client
@@ -60,7 +62,9 @@ class SimLink:
         for end in (self.client, self.server):
             end.link = self
             end.endpoint.ends[end.peer] = end
-            world.at(0.0, lambda end=end: self._tell(end, Opened(end.peer, learner)))  # type: ignore[misc]
+            proves = principal if end is self.server else ""
+            opened = Opened(end.peer, learner, proves)
+            world.at(0.0, lambda end=end, opened=opened: self._tell(end, opened))  # type: ignore[misc]
 
     @property
     def is_up(self) -> bool:

@@ -7,10 +7,13 @@ product's own books are the thing under test. A `Violation` names the invariant.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
+from skerry import config as configs
 from skerry.core.audit import Audit
 from skerry.core.facts import (
     Checkpointed,
@@ -20,14 +23,30 @@ from skerry.core.facts import (
     Fact,
     Kept,
     LifeStarted,
+    Ordered,
     PhaseChanged,
     Result,
     RolledBack,
     Row,
     SteppedBack,
 )
-from skerry.core.ledger import MERGED
-from skerry.core.messages import FULL, Done, Message, Publication, Welcome
+from skerry.core.ledger import MERGED, Account
+from skerry.core.messages import (
+    FULL,
+    Contribution,
+    Done,
+    DropLearner,
+    ExtendRun,
+    FinishRun,
+    Message,
+    Order,
+    Publication,
+    Pull,
+    ReadmitLearner,
+    Refused,
+    SetKeys,
+    Welcome,
+)
 from skerry.core.state import RunState, decode_fact
 from skerry.core.vocabulary import GivenUp
 from skerry.errors import FileDamaged
@@ -36,6 +55,7 @@ from skerry.node.algebra import Payload
 from skerry.node.learner import Outstanding
 from skerry.node.mailbox import NO_CELL
 from skerry.node.orders import Sent
+from skerry.proof.sim import hostile
 from skerry.proof.sim.algebra import SPOILED, unpack
 from skerry.proof.sim.alone import Span
 from skerry.store.store import Store
@@ -45,6 +65,7 @@ if TYPE_CHECKING:
     from skerry.proof.sim.syncer import SyncerProcess
     from skerry.proof.sim.world import World
 
+OVERLAPPING = 4  # orders that may have been carried out before the first of them is answered
 CALM_S = 70.0  # no fault for longer than closing takes: whatever goes wrong now is not the weather's doing
 
 
@@ -77,6 +98,14 @@ class Oracle:
         self.discarded: dict[tuple[str, int, int], list[Span]] = defaultdict(list)
         self.merged_to: dict[tuple[str, int, int], int] = {}
         self.merged_seq: dict[tuple[str, int, int], int] = {}  # of the newest contribution in a durable version
+        self.past: dict[tuple[str, int], Account] = {}  # lives that the books have in sum alone, as they were
+        self.alone: dict[tuple[str, int], set[Span]] = defaultdict(set)  # stretches that the tape tells of
+        self.dropped: dict[str, int] = {}  # learner that an order keeps out -> which order it was
+        self.ever_dropped: frozenset[str] = frozenset()
+        self.ordered: list[RunState] = []  # what the run was like behind each order
+        self.told: dict[int, float] = {}  # budget -> the most of it that a syncer ever said to be spent
+        self.turned_out: set[str] = set()
+        self.last_of_them: set[tuple[str, int, int, int]] = set()  # what was being merged when they were turned out
         self.saw: Counter[str] = world.saw
 
     # ------------------------------------------------------------------------------------------ the disk
@@ -90,6 +119,15 @@ class Oracle:
             self.saw["unacknowledged commit survived a crash"] += 1
             self.acked(store, self.trying)
         self.trying = []
+        self._seen_in_folds(store)
+
+    def _seen_in_folds(self, store: Store) -> None:
+        """A fold has what was heard of and no fact holds yet. It is on the tape, and who starts from it knows it."""
+        state = self.audit.state
+        for fold in (decode_fact(record.body) for record in store.history() if record.is_fold):
+            if isinstance(fold, RunState) and state is not None:
+                for learner, _, life in (key.rpartition("/") for key in fold.ledger.accounts):
+                    state.ledger.see(fold.ledger.seen(learner, int(life)))
 
     def acked(self, store: Store, records: list[bytes]) -> None:
         self.tape += records
@@ -100,12 +138,16 @@ class Oracle:
             self._take(store, fact)
 
     def _take(self, store: Store, fact: Fact) -> None:
+        if isinstance(fact, LifeStarted):
+            self._remember_lives(fact)
+        for seen in fact.decision.seen if isinstance(fact, Committed) else getattr(fact, "seen", ()):
+            self.alone[seen.learner, seen.life].add(Span(seen.alone.from_step, seen.alone.to_step))
         self.audit.take(fact)
         need(not self.audit.violations, "audit", self.audit.violations)
         match fact:
             case Committed():
                 self._commit(store, fact.decision, fact.result)
-                self._book(fact.decision.rows)
+                self._book(fact.decision.rows, fact.decision.orders)
             case Discarded():
                 self._book(fact.rows)
                 self.saw.update({f"discarded: {row.fate}": 1 for row in fact.rows})
@@ -122,12 +164,43 @@ class Oracle:
                 self.saw["rolled back to the start"] += fact.number == 0
                 for process in self.lives.values():
                     self.stepped(process)
+            case Ordered():
+                self._obeyed(fact)
             case PhaseChanged(phase="closing"):
                 self._check_spent()
             case LifeStarted():
                 self.newest[fact.learner] = fact.life
                 self.saw["rejoined in a new life"] += fact.life > 1
                 self.saw["rejoined in mid-round"] += fact.life > 1 and self.world.has_open_round
+
+    def _obeyed(self, fact: Ordered) -> None:
+        assert self.audit.state is not None
+        self.saw[f"ordered: {fact.verb}"] += 1
+        self.ordered.append(replace(self.audit.state, dropped=dict(self.audit.state.dropped)))
+        if fact.verb == "drop":
+            self.dropped[fact.learner] = self.audit.state.orders
+            self.ever_dropped |= {fact.learner}
+        elif fact.verb == "readmit":
+            del self.dropped[fact.learner]
+
+    @property
+    def is_open(self) -> bool:
+        return self.audit.state is not None and self.audit.state.phase != "closed"
+
+    def check_order(self, order: Order) -> None:
+        """Whoever gave it is told that it is done: so it is, on the disk, if it was not undone by one that followed."""
+        assert self.audit.state is not None
+        those = self.ordered[-OVERLAPPING:]
+        is_so = any(_is_carried_out(order, state) for state in (*those, self.audit.state))
+        need(is_so, "I23 orders", f"told that it is done, and it is not on the disk: {order}")
+
+    def _remember_lives(self, fact: LifeStarted) -> None:
+        """The books are about to have these lives in sum alone."""
+        assert self.audit.state is not None
+        ledger = self.audit.state.ledger
+        for life in range(ledger.lives_folded(fact.learner) + 1, fact.folded + 1):
+            self.past[fact.learner, life] = ledger.account(fact.learner, life)
+            self.saw["lives summed up"] += 1
 
     def _commit(self, store: Store, decision: Decision, result: Result) -> None:
         p, version = decision.fragment, decision.version
@@ -153,15 +226,18 @@ class Oracle:
 
     def _check_spent(self) -> None:
         """When the closing begins all that was seen spends the budget, but for what is discarded or was done alone."""
-        state, run = self.audit.state, self.world.scenario.config.run
+        state = self.audit.state
         assert state is not None
-        if run.minutes or any(self.since):
+        run = configs.decode(state.config).run
+        if state.is_finishing:
+            return
+        if run.minutes or any(self.since) or self.world.scenario.is_hostile:
             return
         steps = tokens = 0
         more_steps = more_tokens = 0  # at most, contributed on a link before anybody knew how long it would be
         for (learner, life), process in self.lives.items():
-            account = state.ledger.account(learner, life)
-            seen, told = Span(0, account.step), {Span(at.from_step, at.to_step) for at in account.alone}
+            account = self.past.get((learner, life)) or state.ledger.account(learner, life)
+            seen, told = Span(0, account.step), self.alone[learner, life]
             for p in range(len(self.versions)):
                 for left in self._counted(process, seen, told, self.discarded[learner, life, p]):
                     steps += left.upto - left.after
@@ -224,9 +300,15 @@ class Oracle:
                     master = self.masters_of.get((fragment.index, checkpoint.version), 0)
                     need(values.theta + values.error == master, "I18 kept versions", (version.number, fragment.index))
 
-    def _book(self, rows: tuple[Row, ...]) -> None:
+    def _book(self, rows: tuple[Row, ...], orders: int = 0) -> None:
+        """`orders` of the operator's were in force when it was decided to merge them."""
         for row in rows:
             key = (row.learner, row.life, row.fragment)
+            is_in = row.fate != MERGED or orders < self.dropped.get(row.learner, orders + 1)
+            need(is_in, "I23 orders", f"merged, and its learner was dropped before that was decided: {row}")
+            if row.learner == hostile.NAME:
+                self._book_hostile(row)
+                continue
             process = self.lives.get(key[:2])
             assert process is not None, f"a row of a life nobody lived: {row}"
             start = self.booked.get(key, (0, 0))
@@ -239,15 +321,36 @@ class Oracle:
             if row.fate == MERGED:
                 is_new = row.from_step >= self.forsaken.get(key[:2], 0)
                 need(is_new, "I18 kept versions", f"merged, and learned from what was rolled back: {row}")
+                is_wanted = row.learner not in self.turned_out or (*key, row.seq) in self.last_of_them
+                need(is_wanted, "I21 turned out", f"merged, and not under way when its learner was turned out: {row}")
                 self.merged_to[key] = row.to_step
                 self.merged_seq[key] = row.seq
             else:
                 self.discarded[key].append(Span(row.from_step, row.to_step))
 
+    def _book_hostile(self, row: Row) -> None:
+        """Nothing it says is true; what is merged of it is in the model."""
+        self.saw[f"hostile work: {row.fate}"] += 1
+        if row.fate == MERGED:
+            self.merged_seq[row.learner, row.life, row.fragment] = row.seq
+
+    def expelled(self, learner: str, merging: Iterable[Contribution]) -> None:
+        """A syncer hears that the learner is turned out: of its work only what is being merged may still be."""
+        if learner not in self.turned_out:
+            self.turned_out.add(learner)
+            its = [c for c in merging if c.learner == learner]
+            self.last_of_them = {(c.learner, c.life, c.fragment, c.seq) for c in its}
+            self.saw["turned out"] += 1
+            self.saw["turned out while merged"] += any(
+                c.seq > self.merged_seq.get((c.learner, c.life, c.fragment), 0) for c in its
+            )
+
     # ------------------------------------------------------------------------------------------ the wire
 
     def check_leaving(self, learner: str, message: Message, payload: Payload | None) -> None:
         """What a message of the syncer speaks of is durable when it leaves: it may arrive, whatever comes then."""
+        if isinstance(message, Welcome | Pull | Publication):
+            self.told[message.budget] = max(self.told.get(message.budget, 0.0), message.progress)
         match message:
             case Welcome():
                 is_known = self.newest.get(message.learner, 0) >= message.life
@@ -256,6 +359,8 @@ class Oracle:
                 )
             case Publication():
                 self._check_publication(learner, message, payload)
+            case Refused():
+                self.saw["turned away: in use"] += message.why == "in use"
             case Done():
                 is_closed = self.audit.state is not None and self.audit.state.phase == "closed"
                 need(is_closed, "I4 acked is durable", "the end is told before it is on the disk")
@@ -291,7 +396,18 @@ class Oracle:
         state, told = syncer.node.machine.state, self.audit.state
         assert told is not None
         self._check_kept(syncer.store)
-        for name in ("fragments", "lives", "epoch", "phase", "merges", "kept", "last_kept"):
+        for name in (
+            "fragments",
+            "lives",
+            "epoch",
+            "phase",
+            "merges",
+            "kept",
+            "last_kept",
+            "orders",
+            "dropped",
+            "config",
+        ):
             need(getattr(state, name) == getattr(told, name), "I5 atomic", f"{name} after a restart: {state}")
         need(state.ledger.merged == told.ledger.merged, "I5 atomic", f"{state.ledger.totals()}")
         for p, fragment in enumerate(syncer.node.machine.state.fragments):
@@ -304,11 +420,23 @@ class Oracle:
         need(self.newest.get(process.name, 0) >= life, "I13 fencing", f"life {life} leaves before it is on the disk")
         self.lives[process.name, life] = process
 
+    def check_refused(self, process: LearnerProcess, refused: Refused) -> None:
+        """Nobody who is there loses its name to a process that does not prove to have it."""
+        is_evicted = refused.why == "taken over" and process.is_welcomed
+        need(self.world.scenario.has_keys or not is_evicted, "I22 names", f"{process.name} was evicted: {refused.text}")
+        self.saw["taken over with its key"] += is_evicted
+
     def check_learner(self, process: LearnerProcess) -> None:
         """Whatever is prepared or queued: nothing goes back, and every unit of its work is somewhere."""
         node, machine = process.node, process.node.machine
         if machine is None:
             return
+        is_heard = machine.progress <= self.told.get(machine.budget, 0.0)
+        need(
+            is_heard,
+            "I23 orders",
+            f"{process.name} believes {machine.progress} of budget {machine.budget}: {self.told}",
+        )
         for p, position in enumerate(machine.positions):
             version, mark = process.low[p]
             goes_on = position.base_version >= version and position.mark_step >= mark
@@ -405,3 +533,26 @@ class Oracle:
         assert process.cells is not None
         lies: int = process.cells.down[cell].load(1)
         return lies
+
+
+def _is_carried_out(order: Order, state: RunState) -> bool:
+    """The run is as the order wants it."""
+    config = configs.decode(state.config)
+    match order:
+        case FinishRun():
+            return state.is_finishing or state.phase in ("closing", "closed")
+        case SetKeys():
+            tables = msgspec.to_builtins(config)
+            keys = [(*key.split("."), value) for key, value in order.settings.items()]
+            return all(tables[table][key] == value for table, key, value in keys)
+        case ExtendRun():
+            return (config.run.tokens, config.run.steps, config.run.minutes) == (
+                order.tokens,
+                order.steps,
+                order.minutes,
+            )
+        case DropLearner():
+            return order.learner in state.dropped
+        case ReadmitLearner():
+            return order.learner not in state.dropped
+    return False

@@ -6,6 +6,7 @@ only two things do.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ KINDS = (
     "pause",  # a learner stands still
     "freeze",  # the syncer does
     "jump",  # somebody's clocks jump
-    "take over",  # a second process under the same name
+    "take over",  # a second process under the same name, with that name's key or, where there are none, without
     "second syncer",  # on the same directory
     "spoil",  # a learner's parameters become NaN
     "leave",  # a learner goes, with a word
@@ -48,6 +49,11 @@ OLDER_SHARE = 1 / 3  # of worlds in which half of the learners are older
 NARROW_SHARE = 0.35  # of the seeds: the window has room for one fragment, and what is sent takes its time to leave
 KEPT_SHARE = 0.35  # of the seeds: versions are kept
 ROLLED_BACK_SHARE = 0.6  # of those: the operator goes back to one, or to the start
+HOSTILE_SHARE = 0.3  # of the seeds in which K is a share: a learner is hostile
+KEYS_SHARE = 0.5  # of the seeds: each learner has a key of its own, else all share a token
+EXPELLED_SHARE = 0.2  # of the seeds with learners enough: the operator turns one of them out
+ORDERS_SHARE = 0.3  # of the seeds: the operator gives orders
+ORDERS = ("set", "set", "set", "extend", "extend", "drop", "finish")
 ADOPT = ("rebase", "rebase", "overwrite", "blend")
 
 
@@ -68,6 +74,11 @@ class Scenario:
     leave_s: float = 0.0  # how long a payload takes at most to leave, beyond what it takes to arrive
     work_s: float = 0.0  # what a merge or an inspection takes, on average; 0: it is carried out at once
     rollback_s: float = 0.0  # when the operator begins to look for a kept version to go back to; 0: never
+    has_keys: bool = True  # a connection proves its learner's name
+    is_hostile: bool = False  # one more learner takes part that says what is not true
+    expelled: str = ""  # learner that the operator turns out in the end; none if empty
+    expel_s: float = 0.0  # when
+    orders: tuple[tuple[float, str], ...] = ()  # when the operator gives which
     older: frozenset[str] = frozenset()  # learners of a version that knows no orders: they wait for pulls
 
     @property
@@ -96,7 +107,7 @@ def draw(seed: int) -> Scenario:
     config = replace(config, store=replace(config.store, checkpoint_every=every, keep_every=keep_every))
     config = replace(config, run=replace(config.run, gather_s=random.Random(f"gather {seed}").choice(GATHER_S)))
     may_go = fault_s and len(names) > 1 and config.sync.quorum != len(names)
-    return Scenario(
+    scenario = Scenario(
         config,
         step_s,
         delay_s=r.choice([0.005, 0.05, 0.3]),
@@ -113,7 +124,12 @@ def draw(seed: int) -> Scenario:
         leave_s=leave_s,
         older=_some_older(names, seed),
         rollback_s=rollback_s,
+        has_keys=random.Random(f"keys {seed}").random() < KEYS_SHARE,
     )
+    expelled, expel_s = _expelled(scenario, seed)
+    is_hostile = random.Random(f"hostile {seed}").random() < HOSTILE_SHARE and not isinstance(config.sync.quorum, int)
+    scenario = dataclasses.replace(scenario, expelled=expelled, expel_s=expel_s, is_hostile=is_hostile)
+    return dataclasses.replace(scenario, orders=_orders(seed))
 
 
 def _late_work(seed: int) -> tuple[float, tuple[str, ...]]:
@@ -131,6 +147,23 @@ def _kept(seed: int) -> tuple[float, float]:
         return 0.0, 0.0
     every = r.choice([0.1, 0.25, 1.0, 3.0])
     return every, r.uniform(1.0, 12.0) if r.random() < ROLLED_BACK_SHARE else 0.0
+
+
+def _expelled(scenario: Scenario, seed: int) -> tuple[str, float]:
+    """Whom the operator turns out and when; nobody where the others would be too few for the quorum."""
+    r, quorum = random.Random(f"expelled {seed}"), scenario.config.sync.quorum
+    left = len(scenario.learners) - 1 - bool(scenario.gone)
+    if left < (quorum if isinstance(quorum, int) else 1) or r.random() >= EXPELLED_SHARE:
+        return "", 0.0
+    return r.choice(scenario.learners), r.uniform(0.5, 12.0)
+
+
+def _orders(seed: int) -> tuple[tuple[float, str], ...]:
+    """When the operator gives which order; what is in it is drawn when it is given."""
+    r = random.Random(f"orders {seed}")
+    if r.random() >= ORDERS_SHARE:
+        return ()
+    return tuple((r.uniform(0.5, 12.0), r.choice(ORDERS)) for _ in range(r.choice([1, 2, 4])))
 
 
 def _narrow_window(seed: int) -> tuple[int, float, int]:

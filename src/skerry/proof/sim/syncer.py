@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from skerry.core.events import Arrived, Interrupted, Merge, Started, SyncerEvent, Ticked
-from skerry.core.messages import Contribution
+from skerry.core.messages import Contribution, Order, Outcome
 from skerry.core.vocabulary import Refusal
 from skerry.errors import FileDamaged, StoreError
 from skerry.node.log import Written
@@ -21,7 +21,7 @@ from skerry.proof.sim.oracle import need
 from skerry.store.files import FileSystem
 from skerry.store.store import Store
 from skerry.wire.frames import syncer_dialect
-from skerry.wire.transport import WireEvent
+from skerry.wire.transport import Instructed, WireEvent
 
 if TYPE_CHECKING:
     from skerry.proof.sim.world import World
@@ -103,6 +103,7 @@ class SyncerProcess:
         self.driver: SyncerDriver
         self._refused: dict[Refusal, int] = {}  # contributions so far, by reason
         self._tape_number = 0  # of the segment that was last seen to be written to
+        self._tickets: dict[int, Callable[[Outcome], None]] = {}  # who waits for what becomes of an order
         self._merging: dict[int, Sequence[Contribution]] = {}  # fragment -> what its last merge is of
 
     def start(self) -> None:
@@ -131,9 +132,12 @@ class SyncerProcess:
         self.store.journal.file_bytes = JOURNAL_FILE_BYTES
         self.world.saw["merges done again at a start"] += sum(len(at.redo) for at in self.node.machine.state.fragments)
         self.learners.endpoint = SimEndpoint(self.world, self, syncer_dialect(self.learners.payload_bytes))
+        self.learners.answer = self._answer
         self._tape_number = self.store.tape.number
         self.world.oracle.began(self)
         self.is_serving = True
+        if self.world.expelled:
+            self.expel(self.world.expelled)
         self.world.at(TICK_S, self.tick)
 
     def _pool(self) -> Pool[Work]:
@@ -223,6 +227,24 @@ class SyncerProcess:
         self.world.oracle.acked(self.store, list(records))
 
     # ------------------------------------------------------------------------------------------ its end
+
+    def order(self, order: Order, hear: Callable[[Outcome], None]) -> None:
+        """An operator's, over the wire; a process that stands still takes it in later, or never."""
+        ticket = len(self._tickets) + 1
+        self._tickets[ticket] = hear
+        self.take(Instructed(ticket, order, "admin.token"))
+
+    def _answer(self, ticket: int, outcome: Outcome) -> None:
+        if not self.is_dead:
+            self._tickets[ticket](outcome)
+
+    def expel(self, learner: str) -> None:
+        """The operator turns a learner out; a process that stands still hears of it later."""
+        if (asleep_s := self.paused_until - self.world.now) > 0:
+            self.world.at(asleep_s, lambda: self.expel(learner))
+        elif self.is_serving and not self.node.finished:
+            self.world.oracle.expelled(learner, [c for merged in self._merging.values() for c in merged])
+            self.guarded(lambda: self.learners.expel(learner, "its key was revoked", self.clock()))
 
     def interrupt(self) -> None:
         """The operator wants it to end, whatever is under way."""

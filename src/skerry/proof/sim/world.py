@@ -19,14 +19,16 @@ import numpy as np
 
 from skerry.algo.contents import Contents
 from skerry.algo.fragments import Fragment, Layout, Tensor, fragments_wanted, gather, layout_of
+from skerry.core.messages import Order
 from skerry.node.algebra import FLOAT32, Algebra
 from skerry.proof.chaos.plan import Fault
 from skerry.proof.sim.algebra import Integers
 from skerry.proof.sim.faults import Faults
 from skerry.proof.sim.files import CrashFiles, Session
+from skerry.proof.sim.hostile import HostileProcess
 from skerry.proof.sim.learner import LearnerProcess
-from skerry.proof.sim.network import SimLink
-from skerry.proof.sim.operator import roll_back, want_rollback
+from skerry.proof.sim.network import SimEndpoint, SimLink
+from skerry.proof.sim.operator import begin_order, expel, order_here, roll_back, want_rollback
 from skerry.proof.sim.oracle import Oracle, need
 from skerry.proof.sim.scenario import Scenario, draw
 from skerry.proof.sim.syncer import ROOT, SyncerProcess
@@ -65,6 +67,7 @@ class World(Timeline):
         self.random = random.Random(f"world {seed}")
         self.turn_random = random.Random(f"turns {seed}")
         self.operator_random = random.Random(f"operator {seed}")
+        self.order_random = random.Random(f"orders of {seed}")
         self.work_random = random.Random(f"work of {seed}")  # apart, so that known seeds keep their course
         self.mail_random = random.Random(f"mail of {seed}")
         self.is_exact = not tensors
@@ -79,6 +82,8 @@ class World(Timeline):
         self.disk = CrashFiles(seed)
         self.cuts_power = False  # whenever the syncer dies
         self.is_to_roll_back = False  # before the next syncer starts
+        self.orders_here: list[Order] = []  # to be carried out on the directory before that
+        self.expelled = ""  # the learner that the operator has turned out
         self.oracle = Oracle(self)
         self.syncer: SyncerProcess | None = None
         self.processes: dict[str, LearnerProcess] = {}  # the newest by name
@@ -87,6 +92,7 @@ class World(Timeline):
         self.faults = Faults(self, plan)
         self._numbers = 0
         self._create()
+        self.hostile = HostileProcess(self) if self.scenario.is_hostile and self.is_exact else None
 
     def __repr__(self) -> str:
         syncer = self.syncer.node.machine if self.syncer and self.syncer.is_serving else "no syncer"
@@ -126,6 +132,10 @@ class World(Timeline):
         """Faults and safety; healing and liveness; the end. What happened, counted."""
         if self.scenario.rollback_s:
             self.at(self.scenario.rollback_s, lambda: want_rollback(self))
+        if self.scenario.expelled:
+            self.at(self.scenario.expel_s, lambda: expel(self))
+        for at_s, kind in self.scenario.orders:
+            self.at(at_s, lambda kind=kind: begin_order(self, kind))  # type: ignore[misc]
         if self.faults.is_on:
             self.faults.begin()
             self.run_until(self.scenario.fault_s)
@@ -151,11 +161,13 @@ class World(Timeline):
 
     # ------------------------------------------------------------------------------------------ links
 
-    def connect(self, process: LearnerProcess) -> SimLink | None:
+    def connect(self, process: LearnerProcess | HostileProcess) -> SimLink | None:
         syncer = self.syncer
         if syncer is None or not syncer.is_serving or self.faults.is_blocked(process.name):
             return None
-        link = SimLink(self, process.name, process.endpoint, syncer.learners.endpoint)  # type: ignore[arg-type]
+        principal = process.name if self.scenario.has_keys else ""
+        endpoint = cast(SimEndpoint, syncer.learners.endpoint)
+        link = SimLink(self, process.name, process.endpoint, endpoint, principal)
         self.links = [*(each for each in self.links if each.is_up), link]
         return link
 
@@ -172,6 +184,9 @@ class World(Timeline):
             if self.is_to_roll_back:
                 self.is_to_roll_back = False
                 roll_back(self)
+            waiting, self.orders_here = self.orders_here, []
+            for order in waiting:
+                order_here(self, order)
             self.syncer = SyncerProcess(self)
             self.syncer.start()
 
@@ -223,15 +238,23 @@ class World(Timeline):
     def _supervise(self) -> None:
         """Somebody lives under every name: an older process that took it back, or a new one."""
         for name, process in list(self.processes.items()):
-            if name == self.scenario.gone:
+            if name in (self.scenario.gone, self.expelled) or name in self.oracle.dropped:
                 continue
             alive = [older for older in self._older if older.name == name and not older.is_dead]
-            if process.is_dead and alive:
-                self.processes[name] = alive[-1]
-                self._older.remove(alive[-1])
+            joined = [older for older in alive if older.node.machine is not None]
+            if joined and not process.is_dead and process.node.machine is None:
+                self._lead(joined[-1])  # the other one is let in when this one is gone
+            elif alive and process.is_dead:
+                self._lead(alive[-1])
             elif process.is_dead and self._phase() != "closed":
                 self.boot(name)
         self.at(4.0, self._supervise)
+
+    def _lead(self, process: LearnerProcess) -> None:
+        """It is the one of its name that counts."""
+        self._older.remove(process)
+        self._older.append(self.processes[process.name])
+        self.processes[process.name] = process
 
     # ------------------------------------------------------------------------------------------ what is demanded
 
@@ -242,6 +265,12 @@ class World(Timeline):
     def _phase(self) -> str:
         return self.syncer.node.machine.state.phase if self.syncer is not None else ""
 
+    @property
+    def _is_closed(self) -> bool:
+        """On the disk: a syncer may die between its last decision and that."""
+        state = self.oracle.audit.state
+        return state is not None and state.phase == "closed" and self.syncer is not None
+
     def _demand_participation(self) -> None:
         """Everyone's work that is done from here on merges on every fragment before long.
 
@@ -251,6 +280,7 @@ class World(Timeline):
         if self.run_until(self.now + 6.0, lambda: self._phase() in ("closing", "closed")):
             return
         exempt = self.scenario.older if self.scenario.config.learner.adopt == "overwrite" else frozenset()
+        exempt |= self.oracle.ever_dropped  # they begin again when they are let in again
         those = {name: p for name, p in self.processes.items() if name not in exempt}
         reach = {name: p.step_count for name, p in those.items() if not p.training.is_closing}
 
@@ -258,7 +288,10 @@ class World(Timeline):
             return self._phase() in ("closing", "closed") or all(
                 self.oracle.merged_to.get((name, p.node.machine.life, fragment), 0) > reach[name]
                 for name, p in self.processes.items()
-                if name in reach and p.node.machine is not None and not p.is_dead
+                if name in reach
+                and name not in self.oracle.ever_dropped
+                and p.node.machine is not None
+                and not p.is_dead
                 for fragment in range(len(self.fragments))
             )
 
@@ -266,13 +299,20 @@ class World(Timeline):
 
     def _demand_end(self) -> None:
         """The budget is used up, everything settles, everyone goes home."""
-        is_closed = self.run_until(self.now + CLOSE_S_MAX, lambda: self._phase() == "closed")
+        is_closed = self.run_until(self.now + CLOSE_S_MAX, lambda: self._is_closed)
         need(is_closed, "L7", f"the run does not close: {self}")
         self.run_until(self.now + 8.0)
+        self.run_until(
+            self.now + CLOSE_S_MAX, lambda: all(map(_knows_the_end, self.processes.values()))
+        )  # it may be down
         assert self.syncer is not None
         totals = self.syncer.node.machine.state.ledger.totals()
         need(totals.pending == 0 and totals.balance == 0, "I2 conservation", totals)
         for process in self.processes.values():
-            machine = process.node.machine
-            is_told = process.is_dead or machine is None or not machine.linked
-            need(is_told, "L7", f"{process.node.machine} was not told of the end")
+            need(_knows_the_end(process), "L7", f"{process.node.machine} was not told of the end")
+
+
+def _knows_the_end(process: LearnerProcess) -> bool:
+    """It has gone home, or has nobody to hear it from."""
+    machine = process.node.machine
+    return process.is_dead or machine is None or not machine.linked

@@ -26,13 +26,13 @@ from skerry.core.facts import Decision, EpochStarted, Fact, Injected, LifeStarte
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL
 from skerry.core.vocabulary import Stage
+from skerry.engines.local import LOCAL, Local
 from skerry.errors import MeasurementError
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
 from skerry.run.delays import NONE, Delays, delays_of
 from skerry.run.facts import Stamped, facts_of, first_segment, fragments_of
 from skerry.run.tally import Tally, end_of
-from skerry.shell.local import LOCAL, Local
 from skerry.store.store import Store
 
 LATENCY_S = 0.001  # of a link no fault delays: the tape does not say
@@ -155,6 +155,8 @@ def measurements_of(
         raise MeasurementError(f"{where}: was stopped and resumed by its operator; only uninterrupted runs have a twin")
     if tally.closing_at is None:
         raise MeasurementError(f"{where}: has not come to the end of its budget yet")
+    if tally.orders:
+        raise MeasurementError(f"{where}: was changed by its operator's orders on the way; only others have a twin")
     created = next(fact for _, fact in facts if isinstance(fact, RunCreated))
     began = tally.epochs[0].at
     measured = Measurements(configs.decode(created.config), fragments_of(created), tally)

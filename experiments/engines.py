@@ -1,0 +1,218 @@
+"""Engines side by side: python experiments/engines.py [--steps 1500] [--pairs 2] [--faults]
+
+Two runs each of one file on this machine and on a Ray cluster of three nodes here, in turn: how long from the launch to
+the first step, tokens a second, and what the exported models are worth on the same held-out windows. With --faults one
+more run on Ray, in which a worker, an actor, a node and the syncer are killed: goodput as `skerry chaos` reckons it,
+with the last undisturbed run on Ray as its twin. Results stand in docs/LOG.md.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import msgspec
+import torch
+from ray.cluster_utils import Cluster
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from skerry.core.facts import Injected
+from skerry.core.ledger import MERGED
+from skerry.proof.chaos import report
+from skerry.store.store import Store
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NODE = {"num_cpus": 4, "object_store_memory": 80 << 20}
+WAIT_S = 900.0
+POLL_S = 0.5
+NODE_AWAY_S = 10.0  # a removed node stays away this long
+
+
+def skerry(*words, timeout=WAIT_S):
+    command = [sys.executable, "-m", "skerry", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def until(condition, what):
+    deadline = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s for {what}"
+        time.sleep(POLL_S)
+    return value
+
+
+def is_over(run):
+    return {member["state"] for member in json.loads(skerry("ps", run, "--json"))["members"]} <= {"ended", "failed"}
+
+
+def measured(engine, folder, steps, number):
+    """One run to its end."""
+    run = folder / f"{engine}-{number}"
+    began = time.time()
+    words = ["launch", folder / "run-ray.toml", "--engine", engine, "--run", run, "--run.steps", steps]
+    skerry(*words, "--json", *(["--http-port", "off"] if engine == "local" else []))
+    until(lambda: is_over(run), f"the run {run} to end")
+    return run, {"engine": engine, "first_step_s": first_step(run) - began} | numbers(folder, run)
+
+
+def first_step(run):
+    return report.read(run)[0].training_at
+
+
+def numbers(folder, run):
+    tally, audit = report.read(run)
+    status = json.loads((run / "status.json").read_bytes())
+    told = report.report(tally, status, {}, {})
+    return {
+        "tokens_per_s": told["tokens_merged"] / told["train_s"],
+        "loss": loss(folder, run),
+        "balance": told["ledger_balance"],
+        "violations": len(audit.violations),
+    }
+
+
+def loss(folder, run):
+    """Of the exported model on windows that are the same each time."""
+    model_file = folder / f"{run.name}.safetensors"
+    skerry("export", run, "--out", model_file)
+    spec = spec_from_file_location("island_loop", EXAMPLES / "island_loop.py")
+    loop = module_from_spec(spec)
+    spec.loader.exec_module(loop)
+    model = loop.next_byte()
+    model.load_state_dict(load_file(model_file))
+    text = b"".join(path.read_bytes() for path in sorted(Path(torch.__file__).parent.glob("_*.py")))
+    data, draw = torch.tensor(list(text)), torch.Generator().manual_seed(1)
+    windows = data[torch.randint(len(data) - 9, (8192, 1), generator=draw) + torch.arange(9)]
+    with torch.no_grad():
+        return functional.cross_entropy(model(windows[:, :8]), windows[:, 8]).item()
+
+
+# ---------------------------------------------------------------------------------------------- faults
+
+
+def under_faults(folder, cluster, spot, rates):
+    run, done = folder / "faults", []
+    words = ["launch", folder / "spot.toml", "--engine", "ray", "--run", run, "--run.steps", 10**6]
+    skerry(*words, "--json")
+    names = ["single-0", "single-1", "pair-0", "spot-0"]
+    until(lambda: {row.learner for row in rows(run)} == set(names), "all to contribute")
+    for victim, pid in (("pair-0", rank_of), ("single-0", actor_of)):
+        done.append(kill(run, victim, pid(folder, victim)))
+    at = time.time()
+    life = life_of(run, "spot-0")
+    cluster.remove_node(spot, allow_graceful=False)
+    time.sleep(NODE_AWAY_S)
+    cluster.add_node(resources={"spot": 1}, **NODE)
+    until(lambda: returned(run, "spot-0", life), "spot-0 to return on the node that joined")
+    done.append(Injected("kill", "spot-0", "its node was removed, and another added", at, at))
+    at, epoch = time.time(), report.read(run)[0].epochs[-1][1].epoch
+    os.kill(json.loads((run / "status.json").read_bytes())["pid"], signal.SIGKILL)
+    until(lambda: any(d.epoch > epoch for _, d in report.read(run)[0].merges), "merges of the syncer's next life")
+    done.append(Injected("kill", "syncer", "its process was killed", at, at))
+    time.sleep(30)  # undisturbed, as between the faults of a plan
+    skerry("stop", run, "--finish")
+    until(lambda: is_over(run), "the run to end")
+    with Store.open(run) as store:
+        store.commit([msgspec.msgpack.encode(fact) for fact in done])
+    tally, audit = report.read(run)
+    told = report.report(tally, json.loads((run / "status.json").read_bytes()), rates, {})
+    kept = (
+        "goodput",
+        "goodput_of_capacity",
+        "ledger_balance",
+        "merge_gap_max_s",
+        "learner_restarts",
+        "syncer_restarts",
+    )
+    return {key: told[key] for key in kept} | {"violations": len(audit.violations), "checks": audit.checks}
+
+
+def kill(run, victim, pid):
+    life, at = life_of(run, victim), time.time()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: returned(run, victim, life), f"{victim} to return")
+    return Injected("kill", victim, f"process {pid} was killed", at, at)
+
+
+def rows(run):
+    with contextlib.suppress(OSError):
+        return [row for _, d in report.read(run)[0].merges for row in d.rows if row.fate == MERGED]
+    return []
+
+
+def life_of(run, name):
+    return max(life.life for _, life in report.read(run)[0].lives if life.learner == name)
+
+
+def returned(run, name, life):
+    return any(row.learner == name and row.life > life for row in rows(run))
+
+
+def processes(folder, **wanted):
+    """Of a run that was launched from this folder, and of no other on this machine: names are not enough to kill by."""
+    for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):
+            env = dict(part.split("=", 1) for part in path.joinpath("environ").read_text().split("\0") if "=" in part)
+            is_ours = path.joinpath("cwd").resolve() == folder.resolve()
+            if is_ours and all(env.get(key) == value for key, value in wanted.items()):
+                yield int(path.name)
+
+
+def rank_of(folder, name):
+    return next(processes(folder, SKERRY_NAME=name, RANK="1"))
+
+
+def actor_of(folder, name):
+    """The parent of what holds the learner."""
+    held = next(processes(folder, SKERRY_NAME=name))
+    actor = int(Path(f"/proc/{held}/stat").read_text().rpartition(")")[2].split()[1])
+    assert Path(f"/proc/{actor}/cmdline").read_text().startswith("ray::LearnerMember"), "that is no actor"
+    return actor
+
+
+# ---------------------------------------------------------------------------------------------- both
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1500, help="of each learner, on average")
+    parser.add_argument("--pairs", type=int, default=2, help="runs of each engine")
+    parser.add_argument("--faults", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="engines-") as made:
+        folder = Path(made)
+        for name in ("island_loop.py", "run-ray.toml"):
+            (folder / name).write_text((EXAMPLES / name).read_text())
+        text = (folder / "run-ray.toml").read_text()
+        (folder / "spot.toml").write_text(
+            text.replace('# where = "spot"', 'where = "spot"').replace("on-ray", "faults")
+        )
+        subprocess.run([sys.executable, "island_loop.py", "--genesis", "genesis.safetensors"], cwd=folder, check=True)
+        cluster = Cluster()
+        for _ in range(2):
+            cluster.add_node(**NODE)
+        spot = cluster.add_node(resources={"spot": 1}, **NODE)
+        os.environ["RAY_ADDRESS"] = cluster.address
+        try:
+            for number in range(options.pairs):
+                for engine in ("local", "ray"):
+                    run, told = measured(engine, folder, options.steps, number)
+                    print(json.dumps(told), flush=True)
+            if options.faults:
+                print(json.dumps(under_faults(folder, cluster, spot, report.rates_of(report.read(run)[0]))), flush=True)
+        finally:
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

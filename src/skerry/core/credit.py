@@ -1,0 +1,119 @@
+"""Whether what a learner says it did is plausible: beside what the others do, by the syncer's own clock.
+
+Steps and tokens are a learner's own word, and they spend the run's budget and weigh its work. Nobody here can count
+them. But learners of one run are not a hundred times as quick as each other. So a life is *credited* with what a
+hundred times the usual rate gives for the time since it began. Work beyond that spends no budget while it is pending,
+and no contribution is held that ends beyond it, or has a hundred times the usual tokens in a step. Nor do K and H count
+who claims it: half of the fastest's steps make a fragment due. It is not given up either: the bound grows with time, so
+what an honest learner did while no syncer was there to see it is merged a little later.
+
+The usual is the median of the learners that K counts, the one in question among them: for what may spend the budget the
+lower one, which of two is the slower one's, and for what is held the upper one, and of three at least: that half of the
+learners say they do next to nothing must not keep the others' work out. A learner that is alone has nobody to be
+compared with, and of two the quicker is believed in what is merged. What is measured is of this process, and is lost
+with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from skerry.core.ledger import Ledger, Work
+from skerry.core.membership import Member
+from skerry.core.messages import Contribution
+
+PLAUSIBLE = 100.0  # times the usual
+SLACK_S = 10.0  # that a life is taken for older than it is: links and clocks are not exact
+MEASURE_S = 1.0  # after which the usual is measured again
+UNMEASURED_S = 5.0  # of several learners, before another was measured: no more of them is believed so long
+AT_ONCE = Work(1000, 1 << 24)  # steps and tokens beyond what is settled that are believed whatever is usual
+
+
+class Usual(NamedTuple):
+    """Of one learner, as the syncer sees it."""
+
+    steps_per_s: float
+    tokens_per_s: float
+
+
+class Credit:
+    def __init__(self) -> None:
+        self._usual: Usual | None = None  # the lower median
+        self._only = ""  # the one learner of which that is, if it is of one
+        self._upper: Usual | None = None  # and the upper one, of three at least
+        self._measured_at = float("-inf")
+        self._several_since: float | None = None  # when there was more than one learner for the first time
+        self._beyond: dict[tuple[str, int], Work] = {}  # what lives are credited with that claim more
+
+    def measure(self, ready: Mapping[str, Member], member: Member, now: float) -> None:
+        """What is usual among these and the one in question, which need not be ready for what it claims.
+
+        At most once in a while, for it looks at all of them.
+        """
+        count = len(ready) + (member.learner not in ready)
+        if now - self._measured_at < MEASURE_S and (self._usual is not None or count < 2):
+            return
+        self._measured_at = now
+        several = {**ready, member.learner: member}
+        found = {name: rate for name, each in several.items() if (rate := rate_of(each)) is not None}
+        rates, self._only = list(found.values()), next(iter(found)) if len(found) == 1 else ""
+        self._usual = _at(rates, (len(rates) - 1) // 2) if rates and count > 1 else None
+        self._upper = _at(rates, len(rates) // 2) if len(rates) > 2 else None
+        if count > 1 and self._several_since is None:
+            self._several_since = now
+
+    def _bound(self, usual: Usual | None, settled: Work, age_s: float, now: float) -> Work | None:
+        """What a life of this age can have done, of which so much is settled; None: nobody can say."""
+        if usual is None and (self._several_since is None or now - self._several_since >= UNMEASURED_S):
+            return None
+        rate, most_s = usual or Usual(0.0, 0.0), PLAUSIBLE * (age_s + SLACK_S)
+        steps, tokens = settled.steps + AT_ONCE.steps, settled.tokens + AT_ONCE.tokens
+        return Work(max(steps, int(most_s * rate.steps_per_s)), max(tokens, int(most_s * rate.tokens_per_s)))
+
+    def note(self, member: Member, ledger: Ledger, age_s: float, now: float) -> None:
+        """It has reported: whether that is more than it is credited with."""
+        most = max(ledger.account(member.learner, member.life).settled, key=lambda at: at.step)
+        usual = self._usual if self._only != member.learner else None  # nobody is held against its own word alone
+        report, bound = member.report, self._bound(usual, Work(most.step, most.tokens), age_s, now)
+        key = (member.learner, member.life)
+        self._beyond.pop(key, None)
+        if report is not None and bound is not None and (report.step > bound.steps or report.tokens > bound.tokens):
+            self._beyond[key] = bound
+        member.is_beyond_belief = key in self._beyond
+
+    def forget(self, learner: str, life: int) -> None:
+        self._beyond.pop((learner, life), None)
+
+    def is_plausible(self, c: Contribution, age_s: float, now: float) -> bool:
+        bound, usual = self._bound(self._upper, Work(c.from_step, c.from_tokens), age_s, now), self._upper
+        if bound is not None and (c.to_step > bound.steps or c.to_tokens > bound.tokens):
+            return False
+        return usual is None or c.tokens * usual.steps_per_s <= PLAUSIBLE * usual.tokens_per_s * c.steps
+
+    def work(self, ledger: Ledger) -> Work:
+        """What is pending beyond what its lives are credited with."""
+        steps = tokens = 0
+        for (learner, life), credited in self._beyond.items():
+            account = ledger.account(learner, life)
+            for at in account.settled:
+                steps += max(0, account.step - max(at.step, credited.steps))
+                tokens += max(0, account.tokens - max(at.tokens, credited.tokens))
+        return Work(steps, tokens)
+
+
+def rate_of(member: Member) -> Usual | None:
+    """Of its link so far, if it has taken a step on it."""
+    if member.report is None or member.linked_from is None:
+        return None
+    step, tokens, at = member.linked_from
+    steps, passed_s = member.report.step - step, member.reported_at - at
+    if steps < 1 or passed_s <= 0 or member.report.tokens <= tokens:
+        return None
+    return Usual(steps / passed_s, (member.report.tokens - tokens) / passed_s)
+
+
+def _at(rates: Sequence[Usual], place: int) -> Usual:
+    """Each of the two by itself, in order of size."""
+    steps, tokens = (sorted(each)[place] for each in zip(*rates, strict=True))
+    return Usual(steps, tokens)

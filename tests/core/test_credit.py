@@ -1,0 +1,120 @@
+"""A learner that claims more than anybody can have done neither ends a run nor is the model."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from core.hand import Desk, config_of, of, only
+from skerry.core.events import Hold, Reported
+from skerry.core.messages import Rejected
+
+
+def training(**run) -> Desk:
+    desk = Desk(config_of({"learners": 2} | run))
+    desk.ready("a", "b", "liar")
+    for step in range(1, 8):
+        desk.now += 1.0
+        for name in ("a", "b", "liar"):
+            desk.report(name, step)
+    return desk
+
+
+def claim(desk: Desk, steps: int, tokens: int) -> list[object]:
+    member = desk.machine.members["liar"]
+    desk.now += 1.0
+    desk.peers["liar"].number += 1
+    number = desk.peers["liar"].number
+    return desk.step(Reported(replace(member.report, number=number, step=steps, tokens=tokens)))
+
+
+@pytest.mark.parametrize("run", [{"steps": 0, "tokens": 10**9}, {"steps": 10**6}])
+def test_a_claim_that_nobody_can_have_done_does_not_close_the_run(run):
+    desk = training(**run)
+    claim(desk, 10**12, 10**15)
+    desk.wait(5.0)
+    assert desk.machine.state.phase == "training" and desk.machine.progress < 0.05
+    totals = desk.machine.state.ledger.totals()
+    assert totals.produced > 10**15 and totals.balance == 0
+
+
+@pytest.mark.parametrize("changes", [{"to_tokens": 10**9}, {"to_step": 10**6, "to_tokens": 10**7}])
+def test_a_contribution_that_nobody_can_have_made_is_not_held(changes):
+    desk = training()
+    c = replace(desk.contribution("liar", 0), **({"to_step": 8} | changes))
+    actions = desk.arrive(c)
+    assert only(actions, Rejected).reason == "implausible" and not only(actions, Rejected).harmful
+    assert not of(actions, Hold)
+    assert of(desk.contribute("a", 0), Hold), "others are not concerned"
+
+
+def test_what_was_done_while_nobody_saw_it_is_credited_in_time():
+    """An honest learner comes back with the work of an hour, in a run that is seconds old."""
+    desk = training()
+    claim(desk, 3607, 36070)
+    c = replace(desk.contribution("liar", 0), to_step=3607, to_tokens=36070)
+    assert only(desk.arrive(c), Rejected).reason == "implausible"
+    desk.wait(60.0)
+    assert of(desk.arrive(c), Hold)
+
+
+def test_before_anybody_was_measured_nobody_ends_a_run_that_has_several_learners():
+    desk = Desk(config_of({"learners": 2, "steps": 10**5}))
+    desk.ready("a", "liar")
+    claim(desk, 10**6, 10**7)
+    assert desk.machine.state.phase == "training" and desk.machine.progress < 0.01
+
+
+def test_a_first_word_of_who_is_not_ready_yet_is_held_against_the_others_too():
+    """Newer reports take the place of older ones that wait, so the first that is heard of it may be its claim."""
+    desk = Desk(config_of({"learners": 2, "steps": 10**7}))
+    desk.ready("a")
+    for step in range(1, 5):
+        desk.now += 1.0
+        desk.report("a", step)
+    desk.join("liar")
+    desk.report("liar", 10**9)
+    for step in range(5, 30):
+        desk.now += 1.0
+        desk.report("a", step)
+        desk.report("liar", 10**9)
+    assert desk.machine.state.phase == "training" and desk.machine.progress < 0.01
+
+
+def test_nor_does_it_make_rounds_come_any_sooner():
+    """Half of the fastest's steps make a fragment due: steps that nobody can have taken are not among them."""
+
+    def spans(claims: bool) -> list[int]:
+        desk, found = Desk(config_of({"learners": 4, "steps": 10**6}, sync_every=8, quorum=0.5)), []
+        desk.ready("a", "b", "c", "liar")
+        for step in range(1, 60):
+            desk.now += 1.0
+            for name in ("a", "b", "c"):
+                desk.report(name, step)
+            desk.report("liar", step * 10**7 if claims and step > 5 else step)
+            for name in ("a", "b", "c"):
+                for p in range(desk.count):
+                    if p in desk.machine.members[name].asked and name not in desk.machine.held[p]:
+                        found.append(step - desk.peers[name].marks[p])
+                        desk.contribute(name, p)
+        return found[len(found) // 3 :]
+
+    honest, beside_a_liar = spans(False), spans(True)
+    assert sum(beside_a_liar) / len(beside_a_liar) > 0.8 * sum(honest) / len(honest) > 5
+
+
+def test_a_learner_that_is_alone_is_believed():
+    desk = Desk(config_of({"learners": 2, "steps": 100}))
+    desk.ready("a")
+    desk.report("a", 200)
+    assert desk.machine.state.phase == "closing"
+
+
+def test_one_that_claims_to_do_next_to_nothing_keeps_nobodys_work_out():
+    desk = Desk(config_of({"learners": 2}))
+    desk.ready("a", "liar")
+    for step in range(1, 30):
+        desk.now += 1.0
+        desk.report("a", 10 * step)
+        claim(desk, step, 1)
+    assert of(desk.contribute("a", 0), Hold)
