@@ -248,6 +248,17 @@ def test_hostile_values_reach_the_command_as_they_are(cluster, tmp_path, monkeyp
     assert not list(tmp_path.rglob("INJECTED"))
 
 
+def test_no_path_in_what_a_dry_run_prints_ends_a_comment(cluster, tmp_path):
+    """Where it is refused, and where one is shown all the same: the next line would be a command."""
+    launch, _ = tried(tmp_path, "count = 1")
+    folder = tmp_path / "run\ntouch INJECTED"
+    with pytest.raises(Refusal, match="no control character"):
+        slurm.dry(launch, folder)
+    job = slurm._jobs(launch, tmp_path / "run")[1]
+    comments = slurm._shown(folder, job).partition(job.script)[0].splitlines()
+    assert comments and all(line.startswith("#") for line in comments)
+
+
 @pytest.mark.parametrize("word", ["A=b", "-c", "exit"])
 def test_the_first_word_of_a_command_is_a_program_whatever_it_looks_like(cluster, tmp_path, word):
     program = tmp_path / "bin" / word

@@ -96,7 +96,7 @@ def cluster(tmp_path, monkeypatch):
         subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for words in daemons
     ]
     try:
-        until(lambda: told("sinfo", "-h", "-o", "%D %T").strip() == "2 idle", "two idle machines")
+        until(lambda: told("sinfo", "-h", "-o", "%D %T").strip() == "2 idle", f"two idle machines, see {root}/*.log")
         yield root
     finally:
         told("scancel", "--user=root")

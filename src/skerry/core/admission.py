@@ -178,6 +178,14 @@ def expelled(learner: str, why: str) -> str:
     return f"learner {learner} was turned out of this run by its operator: {why}"
 
 
+def over(learner: str) -> str:
+    """What the process of a life is told that was turned out, when its name may join again."""
+    return (
+        f"learner {learner} was turned out of this run in mid-life, and is let in again as a new process only: start it "
+        "anew"
+    )
+
+
 def unknown_life(learner: str, life: int, newest: int) -> str:
     """What a life from the future says: lives are durable before a learner hears of them, so this tape lacks some."""
     return f"learner {learner} says it is in life {life}, this syncer knows of {newest}: {LACKING}"

@@ -698,9 +698,11 @@ class Audit:
 
 
 def _lives_agree(state: RunState, fold: RunState) -> bool:
-    """The first builds of this format did not keep since when a life is there."""
+    """The first builds of this format did not keep since when a life is there, nor that it is over."""
     said = {
-        learner: msgspec.structs.replace(life, since=life.since or state.lives[learner].since)
+        learner: msgspec.structs.replace(
+            life, since=life.since or state.lives[learner].since, is_over=life.is_over or state.lives[learner].is_over
+        )
         for learner, life in fold.lives.items()
         if learner in state.lives
     }

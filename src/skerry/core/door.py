@@ -27,7 +27,7 @@ from skerry.core.facts import LifeStarted
 from skerry.core.membership import Member
 from skerry.core.messages import Done, Welcome
 from skerry.core.samples import Samples
-from skerry.core.state import RunState
+from skerry.core.state import LifeState, RunState
 from skerry.core.vocabulary import Dismissal
 
 AHEAD_MAX = 1024  # learners of which it is remembered that they are ahead of this tape, beside those that joined
@@ -76,7 +76,7 @@ class Door:
         elif self._is_full(learner):
             self._send_away(learner, "full", admission.full(learner, admission.places(self.learners)))
         elif known is not None and event.process == known.process:
-            self._let_back(event, known.life)
+            self._let_back(event, known)
         elif self.state.phase == "closed":
             self._send_away(learner, "closed", admission.CLOSED)
         elif event.life > newest:
@@ -93,15 +93,20 @@ class Door:
             self._booked[learner] = booked
             self._begin_life(event)
 
-    def _let_back(self, event: Joined, life: int) -> None:
-        """Into the life that it has, unless it holds what this tape lacks; once the run is closed it may be done."""
+    def _let_back(self, event: Joined, known: LifeState) -> None:
+        """Into the life that it has, unless that was turned out or holds what this tape lacks.
+
+        Once the run is closed it may be done, in whichever life.
+        """
         ahead, is_closed = self.ahead.get(event.learner), self.state.phase == "closed"
-        if ahead is not None and ahead.process == event.process and not is_closed:
+        if known.is_over and not is_closed:
+            self._send_away(event.learner, "expelled", admission.over(event.learner))
+        elif ahead is not None and ahead.process == event.process and not is_closed:
             self._send_away(event.learner, "ahead", ahead.why)
-            return
-        member = self._welcome(event.learner, life)
-        if is_closed:
-            self.books.send(member, Done(self.state.epoch, life))
+        else:
+            member = self._welcome(event.learner, known.life)
+            if is_closed:
+                self.books.send(member, Done(self.state.epoch, known.life))
 
     def _join_instead(self, event: Joined) -> None:
         """In the place of a name that is not there and never did anything; there is none in the books else."""

@@ -101,6 +101,7 @@ class LifeState(Struct):
     process: str
     index: int
     since: float = 0.0  # the run's elapsed time when it began
+    is_over: bool = False  # it was turned out: whoever comes back under its name is another life
 
 
 class RunState(Struct, tag="Fold"):
@@ -222,6 +223,8 @@ class RunState(Struct, tag="Fold"):
                 assert (fact.version, fact.digest) == (at.version, at.digest), (fact, at)
                 at.state = fact.state
                 self._begin_again(fact)
+            case Witnessed(what="expelled"):
+                self._turn_out(fact.learner, fact.life)
             case Witnessed() | Sampled() | Injected() | Evaluated():
                 pass  # measurements: nothing follows from them
             case RunCreated():
@@ -255,12 +258,18 @@ class RunState(Struct, tag="Fold"):
                 self.is_finishing = True
             case "drop":
                 self.dropped[fact.learner] = fact.by
+                self._turn_out(fact.learner, self.lives[fact.learner].life)
             case "readmit":
                 self.dropped.pop(fact.learner, None)
             case "set" | "extend":
                 self.config_set = fact.config
         if fact.verb == "extend":
             self._measure_anew(fact)
+
+    def _turn_out(self, learner: str, life: int) -> None:
+        """What it had pending is booked as expelled; more of the same life would be work that nobody can place."""
+        known = self.lives[learner]
+        known.is_over = known.is_over or known.life == life
 
     def _measure_anew(self, fact: Ordered) -> None:
         """Shares of the budget are of the newest one, also those at which versions were kept."""

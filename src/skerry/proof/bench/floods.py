@@ -117,7 +117,7 @@ class _Floods(Bench):
         deadline = time.monotonic() + STATUS_S
         while (status := self.status()).at <= at:
             if time.monotonic() > deadline:
-                raise MeasurementError(f"the syncer has written no status for {STATUS_S:.0f} s")
+                raise MeasurementError(f"the syncer has written no status for {STATUS_S:.0f} s: is its disk full?")
             self.wait(swarm, POLL_S, "waiting for a status")
         return status
 
