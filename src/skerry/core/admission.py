@@ -180,10 +180,7 @@ def expelled(learner: str, why: str) -> str:
 
 def over(learner: str) -> str:
     """What the process of a life is told that was turned out, when its name may join again."""
-    return (
-        f"learner {learner} was turned out of this run in mid-life, and is let in again as a new process only: start it "
-        "anew"
-    )
+    return f"learner {learner} was turned out of this run, and may join again as a new process only: start it anew"
 
 
 def unknown_life(learner: str, life: int, newest: int) -> str:
