@@ -1,9 +1,11 @@
-"""Engines side by side: python experiments/engines.py [--steps 1500] [--pairs 2] [--faults]
+"""Engines side by side: python experiments/engines.py [--engines local,ray] [--steps 1500] [--pairs 2]
 
-Two runs each of one file on this machine and on a Ray cluster of three nodes here, in turn: how long from the launch to
-the first step, tokens a second, and what the exported models are worth on the same held-out windows. With --faults one
-more run on Ray, in which a worker, an actor, a node and the syncer are killed: goodput as `skerry chaos` reckons it,
-with the last undisturbed run on Ray as its twin. Results stand in docs/LOG.md.
+Runs of one file on this machine and on a Ray cluster of three nodes here, in turn; with slurm among the engines, on
+the Slurm that this machine belongs to as well. How long from the launch to the first step, tokens a second, and what
+the exported models are worth on the same held-out windows. With --faults --pace 0.05 one more run on Ray, in which a
+worker, an actor, a node and the syncer are killed: goodput as `skerry chaos` reckons it, with the last undisturbed run
+on Ray as its twin. It takes learners with a pace: others are faster on a small machine while one of them is dead.
+Results stand in docs/LOG.md.
 """
 
 import argparse
@@ -20,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 from torch.nn import functional
 
@@ -79,6 +80,13 @@ def numbers(folder, run):
         "balance": told["ledger_balance"],
         "violations": len(audit.violations),
     }
+
+
+def paced(loop, seconds):
+    """The example's loop, whose every step waits as well."""
+    step = "            if not learner.step("
+    assert loop.count(step) == 1, "the example has another loop: say here where its step ends"
+    return loop.replace(step, f"            __import__('time').sleep({seconds})\n{step}")
 
 
 def loss(folder, run):
@@ -183,35 +191,55 @@ def actor_of(folder, name):
 # ---------------------------------------------------------------------------------------------- both
 
 
+@contextlib.contextmanager
+def ray_cluster():
+    """Three nodes here, and the one of them that will be removed."""
+    from ray.cluster_utils import Cluster  # not needed where Ray is none of the engines
+
+    cluster = Cluster()
+    for _ in range(2):
+        cluster.add_node(**NODE)
+    spot = cluster.add_node(resources={"spot": 1}, **NODE)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        yield cluster, spot
+    finally:
+        cluster.shutdown()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1500, help="of each learner, on average")
     parser.add_argument("--pairs", type=int, default=2, help="runs of each engine")
+    parser.add_argument("--engines", default="local,ray", help="in this order, with commas")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that each step waits beside its work")
     parser.add_argument("--faults", action="store_true")
     options = parser.parse_args()
+    engines = options.engines.split(",")
+    if options.faults and "ray" not in engines:
+        parser.error("--faults are done to a run on Ray: name it in --engines")
+    if options.faults and not options.pace:
+        parser.error("--faults needs --pace: learners that run as fast as they can are faster while one is dead")
     with tempfile.TemporaryDirectory(prefix="engines-") as made:
         folder = Path(made)
-        for name in ("island_loop.py", "run-ray.toml"):
-            (folder / name).write_text((EXAMPLES / name).read_text())
+        whole_cores = (EXAMPLES / "run-ray.toml").read_text().replace("cpus = 0.5", "cpus = 1")  # Slurm has no others
+        (folder / "run-ray.toml").write_text(whole_cores)
+        (folder / "island_loop.py").write_text(paced((EXAMPLES / "island_loop.py").read_text(), options.pace))
         text = (folder / "run-ray.toml").read_text()
         (folder / "spot.toml").write_text(
             text.replace('# where = "spot"', 'where = "spot"').replace("on-ray", "faults")
         )
         subprocess.run([sys.executable, "island_loop.py", "--genesis", "genesis.safetensors"], cwd=folder, check=True)
-        cluster = Cluster()
-        for _ in range(2):
-            cluster.add_node(**NODE)
-        spot = cluster.add_node(resources={"spot": 1}, **NODE)
-        os.environ["RAY_ADDRESS"] = cluster.address
-        try:
+        with ray_cluster() if "ray" in engines else contextlib.nullcontext((None, None)) as (cluster, spot):
+            rates = {}
             for number in range(options.pairs):
-                for engine in ("local", "ray"):
+                for engine in engines:
                     run, told = measured(engine, folder, options.steps, number)
                     print(json.dumps(told), flush=True)
+                    if engine == "ray":
+                        rates = report.rates_of(report.read(run)[0])
             if options.faults:
-                print(json.dumps(under_faults(folder, cluster, spot, report.rates_of(report.read(run)[0]))), flush=True)
-        finally:
-            cluster.shutdown()
+                print(json.dumps(under_faults(folder, cluster, spot, rates)), flush=True)
 
 
 if __name__ == "__main__":
