@@ -165,6 +165,20 @@ def test_an_interrupt_drops_what_is_under_way_and_it_is_merged_after_the_restart
     assert audited(facts_of(pair)) == []
 
 
+def test_large_fragments_are_merged_one_at_a_time_and_none_is_left_waiting(pair, monkeypatch):
+    """What a merge works in grows with its fragment: a model of billions of parameters has memory for one."""
+    monkeypatch.setattr("skerry.node.syncer.MERGING_ELEMENTS", max(each.size for each in pair.fragments))
+    under_way = set()
+    for tick in range(300):
+        pair.tick()
+        under_way.add(len(pair.syncer.pool.merges))
+        if tick % 3 == 0:
+            pair.syncer.pool.end()
+    assert under_way == {0, 1}
+    assert min(pair.versions) >= 2, "each fragment had its turn"
+    assert audited(facts_of(pair)) == []
+
+
 # ------------------------------------------------------------------------------------------ a disk that takes its time
 
 

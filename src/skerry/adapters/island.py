@@ -135,6 +135,9 @@ class SpeakersWay:
         self._island, self._way = island, way
         self._flat: Tensor | None = None
 
+    def meet(self, cells: Sequence[Cell]) -> None:
+        self._way.meet(cells)
+
     def room(self, cell: Cell, size: int) -> Tensor:
         self._flat = self._way.room(cell, size)
         return self._flat
@@ -157,6 +160,9 @@ class FollowersWay:
     def __init__(self, island: Island, device: torch.device) -> None:
         self._island = island
         self._flat = torch.empty(0, dtype=torch.float32, device=device)
+
+    def meet(self, cells: Sequence[Cell]) -> None:
+        """They are the speaker's."""
 
     def room(self, cell: Cell, size: int) -> Tensor:
         if self._flat.numel() < size:

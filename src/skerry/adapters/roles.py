@@ -37,7 +37,7 @@ from skerry.algo.fragments import (
 from skerry.core.messages import Frozen
 from skerry.core.vocabulary import Dismissal
 from skerry.errors import IslandError, JoinTimeout, ModelError, RefusedError
-from skerry.node.cells import Box, Cell
+from skerry.node.cells import Box, Cell, Cells
 from skerry.node.training import Carrier
 from skerry.shell.home import Home
 from skerry.shell.learner import Handover, LearnerShell, Standing
@@ -57,6 +57,7 @@ class SpeakersCarrier:
         self._told: tuple[Fragment, ...] = ()
         self.frozen: Frozen = getattr(own, "frozen", None)
         self.read_buffers: Callable[[], bytes] | None = getattr(own, "read_buffers", None)  # of this rank
+        self.meet: Callable[[Cells], None] = getattr(own, "meet", lambda cells: None)
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:
         if (table := self._table()) is not self._told:

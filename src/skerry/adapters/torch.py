@@ -30,7 +30,7 @@ from skerry.adapters.ways import Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Slot, Tensor, layout_of, parts
 from skerry.core.messages import Frozen
 from skerry.errors import ConfigError
-from skerry.node.cells import Cell
+from skerry.node.cells import Cell, Cells
 from skerry.node.training import Carrier
 from skerry.shell.beside import Kind
 from skerry.shell.home import Home
@@ -164,6 +164,11 @@ class TorchParameters:
     def device(self) -> torch.device:
         return self._attached[next(iter(self._attached))].device
 
+    def meet(self, cells: Cells) -> None:
+        """What cells need on the device is made now, while nobody trains, and not at a boundary."""
+        every = (*cells.up, *cells.down)
+        self._way(self.device, every[0]).meet(every)
+
     def prepare(self, fragments: Sequence[Fragment]) -> None:
         reshard(self._fsdp)
         self._attached.look({slot.name: None for fragment in fragments for slot in fragment.slots})
@@ -175,7 +180,7 @@ class TorchParameters:
 
     @torch.no_grad()
     def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
-        way = self._way(fragment, cell)
+        way = self._way(self._device_of(fragment), cell)
         flat = way.room(cell, fragment.size)
         flat.zero_()  # what lies between tensors too, and what other ranks have
         slots = [slot for slot in fragment.slots if self._is_read(slot)]
@@ -204,7 +209,7 @@ class TorchParameters:
         change: Callable[[list[torch.Tensor], list[torch.Tensor]], object],
     ) -> None:
         """In float32, of which each parameter gets what it can hold."""
-        way = self._way(fragment, cell)
+        way = self._way(self._device_of(fragment), cell)
         flat = way.down(cell, fragment.size, mark)
         parts, views = self._parts(fragment.slots, flat)
         if parts:
@@ -223,8 +228,10 @@ class TorchParameters:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
 
-    def _way(self, fragment: Fragment, cell: Cell) -> Way:
-        device = self._attached[fragment.slots[0].name].device
+    def _device_of(self, fragment: Fragment) -> torch.device:
+        return self._attached[fragment.slots[0].name].device
+
+    def _way(self, device: torch.device, cell: Cell) -> Way:
         if device not in self._ways:
             self._ways[device] = self._way_for(device, cell)
         return self._ways[device]

@@ -1,5 +1,6 @@
 """How a fragment gets from a device into a cell, and from a cell to where it can be added.
 
+    way.meet(cells), once, before the first step
     flat = way.room(cell, size); pack θ into it; way.up(cell, size, mark)
     flat = way.down(cell, size, mark); add it to θ; way.done(cell, mark)
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +31,7 @@ log = logging.getLogger("skerry.learner")
 
 
 class Way(Protocol):
+    def meet(self, cells: Sequence[Cell]) -> None: ...
     def room(self, cell: Cell, size: int) -> Tensor: ...
     def up(self, cell: Cell, size: int, mark: int) -> None: ...
     def down(self, cell: Cell, size: int, mark: int) -> Tensor: ...
@@ -44,6 +47,9 @@ def way_for(device: torch.device, cell: Cell) -> Way:
 
 class NoWay:
     """The cells lie where the parameters are: nothing is copied."""
+
+    def meet(self, cells: Sequence[Cell]) -> None:
+        """There is nothing to make for them."""
 
     def room(self, cell: Cell, size: int) -> Tensor:
         return torch.as_tensor(cell.load(size))
@@ -64,6 +70,9 @@ class SlowWay:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._flat: Tensor | None = None
+
+    def meet(self, cells: Sequence[Cell]) -> None:
+        """There is nothing to make for them."""
 
     def room(self, cell: Cell, size: int) -> Tensor:
         self._flat = torch.empty(size, dtype=torch.float32, device=self._device)
@@ -101,6 +110,15 @@ class CudaWay:
         self._stages: dict[int, Stage] = {}  # by the address of the cell's mark
         self._registered: dict[int, Any] = {}  # address -> the memory, which has to outlive its registration
         weakref.finalize(self, _let_go, self._side, self._registered)
+
+    def meet(self, cells: Sequence[Cell]) -> None:
+        """To register memory takes milliseconds, and so does a kernel's first use, for which CUDA loads it."""
+        stages = [self._stage(cell) for cell in cells]
+        few, mark = stages[0].values[:1], stages[0].mark.clone()
+        for change in (torch._foreach_copy_, torch._foreach_add_):
+            change([few], [torch.zeros_like(few)])
+        mark.fill_(0)
+        torch.cuda.current_stream(self._device).synchronize()
 
     def room(self, cell: Cell, size: int) -> Tensor:
         """Free: its last copy is over, because the cell was filled, read and freed since."""

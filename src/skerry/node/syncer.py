@@ -70,10 +70,16 @@ ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice
 COMMITS_PER_COLLECT = 32
 DELTAS_BYTES = 512 << 20  # of deltas that are kept for learners a few versions behind, beside each fragment's newest
 BEHIND_BYTES = 256 << 20  # of deltas that wait for the disk: beyond it no further merge is begun
+MERGING_ELEMENTS = 1 << 25  # of all fragments that are merged at a time, if they are several: each works in 16.5 bytes
 LOOK_BYTES = 1 << 20  # of payloads that are looked at together: to hand one over takes as long as to look at 100 kB
 SAYS_S = 10.0  # at most one line in this time about a disk that is too slow
 
 log = logging.getLogger("skerry.syncer")
+
+
+def merges_at_once(threads: int, elements: int) -> int:
+    """Of fragments of this size, with so many threads: the larger, the fewer, and the more threads each has."""
+    return max(1, min(threads, MERGING_ELEMENTS // elements))
 
 
 class Delta(NamedTuple):
@@ -175,7 +181,8 @@ class SyncerNode:
         self._gathered: list[Unseen] = []  # those that no worker was handed yet,
         self._gathered_bytes = 0  # and their sum
         self.finished: Ending | None = None
-        self._merges_waiting: deque[Merge] = deque()  # for the disk
+        self._merges_waiting: deque[Merge] = deque()  # for the disk, or for memory to work in
+        self._merging: set[int] = set()  # fragments of which a merge was begun, and has not been taken in
         self._said_at = float("-inf")  # that the disk is too slow
         self._entries: dict[Place, Any] = {}  # of merges that have ended, until they are written
         self._commits = 0  # since the last tidying
@@ -281,6 +288,7 @@ class SyncerNode:
             return False
         if not self.machine.is_interrupted:
             self._take_versions([one for one in ended if isinstance(one, Version)], now)
+            self._begin_merges()
         for one in ended:
             if isinstance(one, Looked):
                 self._take_looked(one, now)
@@ -311,6 +319,7 @@ class SyncerNode:
             self.observer.event_came(event)
             actions += self.machine.take(event, now)
             self._install(version)
+            self._merging.remove(version.decision.fragment)
         self._perform(_records_first(actions), None)
         if ended and not self._has_merged:
             self._has_merged = True
@@ -456,12 +465,18 @@ class SyncerNode:
     # ------------------------------------------------------------------------------------------ merge and publish
 
     def _begin_merges(self) -> None:
-        """Unless too much waits for the disk: then rounds wait with it, and no queue grows."""
-        while self._merges_waiting and not self.is_disk_behind and not self.machine.is_interrupted:
+        """As far as there is memory to work in, and unless too much waits for the disk: rounds wait with it then."""
+        while self._merges_waiting and self._may_merge(self._merges_waiting[0].decision.fragment):
             self._merge(self._merges_waiting.popleft())
-        if self._merges_waiting and self.clock() - self._said_at >= SAYS_S:
+        if self._merges_waiting and self.is_disk_behind and self.clock() - self._said_at >= SAYS_S:
             self._said_at = self.clock()
             log.warning("the disk is slower than the merges: %d wait for it", len(self._merges_waiting))
+
+    def _may_merge(self, p: int) -> bool:
+        if self.is_disk_behind or self.machine.is_interrupted:
+            return False
+        elements = sum(self.fragments[each].size for each in (*self._merging, p))
+        return not self._merging or elements <= MERGING_ELEMENTS
 
     @property
     def is_disk_behind(self) -> bool:
@@ -470,6 +485,7 @@ class SyncerNode:
     def _merge(self, order: Merge) -> None:
         """Begin a merge; no other of the fragment is ordered before it has ended."""
         self.observer.merging(order)
+        self._merging.add(order.decision.fragment)
         arrivals = [self.held[c.learner, c.fragment] for c in order.contributions]
         assert [one.contribution for one in arrivals] == list(order.contributions), (order, arrivals)
         old = self.values[order.decision.fragment]
@@ -477,9 +493,10 @@ class SyncerNode:
 
     @property
     def _merge_threads(self) -> int:
-        """Of one merge: those that the others under way leave to it, since the learners wait for every merge."""
-        most = min(self.threads, self.config.merge.threads)
-        return max(1, most // max(1, len(self.machine.rounds.merging)))
+        """Of one merge: those that the others leave to it, of as many as can be under way: learners wait for each."""
+        most, largest = min(self.threads, self.config.merge.threads), max(each.size for each in self.fragments)
+        others = min(len(self.machine.rounds.merging), merges_at_once(most, largest))
+        return max(1, most // max(1, others))
 
     def _placed(self, version: Version) -> Committed:
         """Its fact, with a place in the journal, and what only this thread knows of the time it took."""

@@ -102,6 +102,8 @@ class TrainingHalf:
         self._layout, self._carrier, self._mailbox, self._lay = layout, carrier, mailbox, lay
         # only a model that has some gives them
         self._carrier_buffers: Callable[[], bytes] | None = getattr(carrier, "read_buffers", None)
+        # only a device wants to know cells beforehand
+        self._carrier_meets: Callable[[Cells], None] = getattr(carrier, "meet", lambda cells: None)
         self.config: configs.Config | None = None
         self.index = 0  # this learner's number in the run
         self.prior_steps = 0  # of its earlier lives
@@ -316,6 +318,7 @@ class TrainingHalf:
         self._joined_late = begun.progress > 0
         self._wants_buffers = begun.wants_buffers
         self._cells = self._lay(begun.cell_size, begun.up_count, begun.down_count)
+        self._carrier_meets(self._cells)
         self._free = list(range(begun.up_count))
         self.fragments = decode_fragments(begun.fragments, self._layout)
         self._taken = [0] * len(self.fragments)

@@ -29,7 +29,7 @@ from skerry.config import Config
 from skerry.config import Store as Keeping
 from skerry.core.schedule import sync_every_in
 from skerry.errors import Refusal
-from skerry.node.syncer import DELTAS_BYTES
+from skerry.node.syncer import DELTAS_BYTES, merges_at_once
 from skerry.store.journal import JOURNAL, file_bytes
 from skerry.store.store import FILES
 from skerry.text import size
@@ -51,7 +51,8 @@ log = logging.getLogger("skerry.syncer")
 def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
     """Bytes that the syncer has in memory, by what for; `sizes` are those of the fragments."""
     down, largest = config.wire.codec_down, max(sizes)
-    merges, newest = min(config.merge.threads, len(sizes)), sum(payload_bytes(down, each) for each in sizes)
+    merges = min(merges_at_once(config.merge.threads, largest), len(sizes))
+    newest = sum(payload_bytes(down, each) for each in sizes)
     return {
         "values": STATE_BYTES * sum(sizes),
         "deltas": min(config.store.deltas_kept * newest, max(newest, DELTAS_BYTES)),
