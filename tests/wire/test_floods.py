@@ -299,7 +299,7 @@ def test_a_flood_of_heartbeats_is_a_flood(net):
 def test_what_has_begun_to_come_and_stands_costs_the_peer_its_link(net, monkeypatch):
     monkeypatch.setattr(quotas, "TRANSFER_LOOK_S", 1.0)
     server, inbox = net.server()
-    slow, slow_inbox = net.client(server.port, mbit_max=4)  # an honest one that takes longer than that
+    slow, slow_inbox = net.client(server.port, mbit_max=2)  # an honest one that takes longer than a few of those
     at_slow = event(slow_inbox, Opened).peer
     honest = event(inbox, Opened).peer
     slow.send(at_slow, sample(Contribution, to_tokens=MIB), bytes(MIB))

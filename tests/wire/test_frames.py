@@ -126,6 +126,19 @@ def test_any_split_of_the_stream_gives_the_same_messages(cuts):
     assert seen(items) == expected
 
 
+@given(st.lists(st.integers(0, 3 * CHUNK_BYTES), max_size=10))
+def test_what_must_still_come_is_never_more_than_comes(cuts):
+    payload = bytes(2 * CHUNK_BYTES + 17)
+    stream = b"".join(bulk(1, contribution(len(payload)), payload))
+    parser = open_parser()
+    for start, end in itertools.pairwise([0, *sorted(min(cut, len(stream) - 1) for cut in cuts)]):
+        parser.feed(memoryview(stream)[start:end])
+        rest = len(stream) - end
+        assert parser.is_idle or 0 < parser.to_come <= rest
+        if parser.transfers.is_open:
+            assert parser.to_come > rest - 3 * (frames.HEADER_BYTES + frames.PREFIX.size)
+
+
 def test_one_byte_at_a_time_gives_the_same_messages():
     parser = open_parser()
     items = [item for byte in SPLIT_STREAM for item in parser.feed(bytes([byte]))]

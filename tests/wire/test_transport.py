@@ -184,6 +184,15 @@ def test_an_inbox_is_emptied_in_one_go():
     assert inbox.drain(9, timeout_s=0.0) == [lost[3], None]
 
 
+def test_a_full_inbox_takes_no_more():
+    inbox = Inbox(2)
+    lost = [Lost(peer, "gone") for peer in range(3)]
+    assert [inbox.offer(event) for event in lost] == [True, True, False]
+    assert inbox.drain(1, timeout_s=0.0) == lost[:1]
+    assert inbox.offer(lost[2])
+    assert inbox.drain(9, timeout_s=0.0) == lost[1:]
+
+
 def test_what_is_drained_counts_until_it_is_settled():
     inbox = Inbox(bytes_max=10)
     for size in (6, 7):

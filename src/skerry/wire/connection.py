@@ -25,6 +25,8 @@ from skerry.wire.tls import Tls
 
 WORK_BYTES = 512 << 10  # per socket and turn, so that control never waits long
 SMALL_BYTES = 16 << 10  # what is shorter is not worth a call of its own: it leaves, and is read, with what follows it
+WAKE_BYTES_MAX = 1 << 20  # that are let come before a socket is read, where so many must come,
+WAKE_S = 0.002  # if that takes no longer: what lies unread is missing in the window of a long link
 SCRATCH_BYTES = SMALL_BYTES + BATCH_BYTES  # for what is short, and behind it for what TLS has not decrypted yet
 
 Role = Literal["new", "control", "bulk"]
@@ -91,6 +93,7 @@ class Connection:
         self.reckoned = (0, 0)  # frames and bytes of it that its peer's quota was charged with
         self.progress: Progress | None = None  # of what has begun to come, where somebody looks at that
         self._read_bytes_max = None if tls is None else WORK_BYTES  # TLS reads on for as long as there is something
+        self._woken_at = 1  # so many bytes that can be read
         self._meter = meter
         self._scratch = scratch[:SMALL_BYTES]  # for what is short; all of one endpoint may use the same
         self._writing: list[memoryview] = []  # the unsent rest of one frame
@@ -158,32 +161,53 @@ class Connection:
 
         What is long is received straight into its place. What is short, a header, a message, comes with all that lies
         behind it, for each call lets go of the GIL and waits for it; all that one call has brought has to be taken.
+        Where much must come the socket wakes us once for a good piece of it, and not for each packet.
         """
-        work_bytes, may_be_more = 0, True
+        work_bytes, may_be_more, before = 0, True, self.heard
         while may_be_more and work_bytes < WORK_BYTES and may_go_on():
-            place = self.parser.buffer()
-            is_long = len(place) >= SMALL_BYTES
-            buffer = place[: self._read_bytes_max] if is_long else self._scratch
-            count = self._receive(buffer)
-            may_be_more = count == len(buffer) or (self.has_more and count > 0)
+            place = self.parser.buffer()[: self._read_bytes_max]
+            place_bytes = len(place) if len(place) >= SMALL_BYTES else 0
+            count = self._receive([place, self._scratch] if place_bytes else [self._scratch])
+            may_be_more = count == place_bytes + SMALL_BYTES or (self.has_more and count > 0)
             work_bytes += count
-            items = [self.parser.received(count)] if is_long else self.parser.items(self._scratch[:count])
-            yield from self._timed(items)
+            for item in self._items(place_bytes, count):
+                if item is not None:
+                    self.last_began, self.began = self.heard if self.began is None else self.began, None
+                    yield item
+            if self.parser.is_idle:
+                self.began = None
+            elif self.began is None:
+                self.began = self.heard
+        if work_bytes:
+            self._wait_for(work_bytes, self.heard - before)
 
-    def _timed(self, items: Iterable[Delivery | Handshake | None]) -> Iterator[Delivery | Handshake]:
-        """The items; of each it is noted when it began to come, and of what is not complete likewise."""
-        for item in items:
-            if item is not None:
-                self.last_began, self.began = self.heard if self.began is None else self.began, None
-                yield item
-        if self.parser.is_idle:
-            self.began = None
-        elif self.began is None:
-            self.began = self.heard
+    def _items(self, place_bytes: int, count: int) -> Iterator[Delivery | Handshake | None]:
+        """What is complete with so many bytes, the first of them in their place, the others behind each other."""
+        if place_bytes:
+            yield self.parser.received(min(count, place_bytes))
+        if count > place_bytes:
+            yield from self.parser.items(self._scratch[: count - place_bytes])
+
+    def _wait_for(self, bytes: int, seconds: float) -> None:
+        """So many bytes came in that time: be woken for what comes in WAKE_S, and for nothing that may not come."""
+        count = min(self.parser.to_come, WAKE_BYTES_MAX)
+        if bytes * WAKE_S < count * seconds:
+            count = int(bytes * WAKE_S / seconds)
+        self._wake_at(count if count >= SMALL_BYTES else 1)
+
+    def hurry(self, since: float) -> None:
+        """If nothing was read since then, what comes is slower than it was: be woken for every byte of it."""
+        if self.heard < since:
+            self._wake_at(1)
+
+    def _wake_at(self, count: int) -> None:
+        if count != self._woken_at:
+            self._woken_at = count
+            self._stream.wake_at(count)
 
     def discard(self) -> None:
         """Read for nothing: closing a socket with unread bytes could lose what we sent."""
-        self._receive(self._scratch, Plain(self.sock))
+        self._receive([self._scratch], Plain(self.sock))
 
     def write(self, bytes_max: int | None = None) -> Iterator[Outgoing]:
         """Send what is queued, as far as the socket takes it; yields each message that has left completely.
@@ -227,9 +251,9 @@ class Connection:
         self._writing = []
         self.sock.close()
 
-    def _receive(self, buffer: memoryview, stream: Stream | None = None) -> int:
+    def _receive(self, buffers: list[memoryview], stream: Stream | None = None) -> int:
         try:
-            count = (stream or self._stream).receive(buffer)
+            count = (stream or self._stream).receive(buffers)
         except BlockingIOError:
             return 0
         except OSError as error:

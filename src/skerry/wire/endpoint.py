@@ -17,7 +17,6 @@ while. Nothing here knows what a message means.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import socket
@@ -25,7 +24,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
-from queue import Full
 from typing import TypedDict
 
 from skerry.core.messages import Message
@@ -176,8 +174,9 @@ class TcpEndpoint(ABC):
             self._forgive(now)
         elif self._bulk_paused:
             self._forgive_bulk(now)
-        self._ticked = now
+        before, self._ticked = self._ticked, now
         for connection in list(self._connections):
+            connection.hurry(before)
             if now > connection.deadline and not connection.closed:
                 self._fail(connection, f"handshake not finished in {self._handshake_s:g} s")
         if self._quotas is not None:
@@ -246,9 +245,8 @@ class TcpEndpoint(ABC):
 
     def _end_loop(self) -> None:
         if self._loop.failure is not None:
-            with contextlib.suppress(Full):
-                for peer in self._peers.values():
-                    self._inbox.put_nowait(Lost(peer.id, self._obituary()))
+            for peer in self._peers.values():
+                self._inbox.offer(Lost(peer.id, self._obituary()))
         for connection in list(self._connections):
             self._close(connection)
         self._release()
@@ -266,10 +264,8 @@ class TcpEndpoint(ABC):
             self._deliver()
 
     def _deliver(self) -> None:
-        with contextlib.suppress(Full):
-            while self._backlog:
-                self._inbox.put_nowait(self._backlog[0])
-                self._backlog.popleft()
+        while self._backlog and self._inbox.offer(self._backlog[0]):
+            self._backlog.popleft()
         if bool(self._backlog) != self._paused:
             self._paused = not self._paused
             self._forgive(time.monotonic())

@@ -264,6 +264,11 @@ class Parser:
         return self._target[self._filled :]
 
     @property
+    def to_come(self) -> int:
+        """Bytes that must still follow, for what has begun is not complete without them; there may be a few more."""
+        return len(self._target) - self._filled + self.transfers.unclaimed_bytes
+
+    @property
     def is_idle(self) -> bool:
         """Between messages: no frame has begun and no payload is on its way."""
         return self._target is self._header and not self._filled and not self.transfers.is_open
@@ -279,12 +284,12 @@ class Parser:
 
     def items(self, data: Payload) -> Iterator[Delivery | Handshake]:
         """What these bytes complete, wherever the stream was cut; one is parsed when those before it were taken."""
-        rest = memoryview(data)
-        while rest:
+        rest, at, end = memoryview(data), 0, len(data)
+        while at < end:
             target = self.buffer()
-            count = min(len(target), len(rest))
-            target[:count] = rest[:count]
-            rest = rest[count:]
+            count = min(len(target), end - at)
+            target[:count] = rest[at : at + count]
+            at += count
             if (item := self.received(count)) is not None:
                 yield item
 
@@ -304,8 +309,9 @@ class Parser:
             raise ProtocolError(f"not a Skerry frame: it begins with {begins!r}")
 
     def _header_complete(self) -> None:
-        self._check_magic()
-        _, version, self._kind, reserved, self._body_bytes, self._checksum = HEADER.unpack_from(self._header)
+        magic, version, self._kind, reserved, self._body_bytes, self._checksum = HEADER.unpack_from(self._header)
+        if magic != MAGIC:
+            self._check_magic()
         if CHECK.unpack_from(self._header, HEADER.size)[0] != zlib.crc32(self._header[: HEADER.size]):
             raise ProtocolError("corrupt frame header")
         if version != FRAME_VERSION or reserved:
@@ -373,6 +379,7 @@ class Transfers:
         self._arrays = arrays
         self._open: dict[int, _Transfer] = {}
         self.bytes = 0  # of all of them, once they are complete
+        self.unclaimed_bytes = 0  # of chunks that have not begun to come
 
     def open(self, transfer: int, payload_bytes: int, message: Message) -> Delivery | None:
         """Make room for an announced payload; an empty one is complete at once."""
@@ -386,6 +393,7 @@ class Transfers:
         payload = self._arrays.take(payload_bytes, np.uint8).data
         self._open[transfer] = _Transfer(message, payload, bytearray(chunk_count), chunk_count)
         self.bytes += payload_bytes
+        self.unclaimed_bytes += payload_bytes
         return None
 
     @property
@@ -406,6 +414,7 @@ class Transfers:
         if state.claimed[index]:
             raise ProtocolError(f"chunk at {offset} sent twice")
         state.claimed[index] = True
+        self.unclaimed_bytes -= length
         return place
 
     def chunk_complete(self, transfer: int) -> Delivery | None:

@@ -90,7 +90,8 @@ class Loop:
             self._wake_out.close()
 
     def _turn(self, wait_s: float) -> None:
-        for key, events in sorted(self._ready(wait_s), key=_priority):
+        ready = self._ready(wait_s)
+        for key, events in sorted(ready, key=_priority) if len(ready) > 1 else ready:
             key.data[1](events)
         if self._calls:
             with self._lock:
@@ -99,7 +100,7 @@ class Loop:
                 call()
 
     def _ready(self, wait_s: float) -> list[tuple[selectors.SelectorKey, int]]:
-        again = [sock for sock in self._again if self._watched.get(sock, (0, 0))[0] & READ]
+        again = self._again and [sock for sock in self._again if self._watched.get(sock, (0, 0))[0] & READ]
         if not again:
             return self._selector.select(wait_s)
         found = {key.fd: (key, events) for key, events in self._selector.select(0.0)}

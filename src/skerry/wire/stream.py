@@ -39,8 +39,11 @@ class Stream(Protocol):
     def has_unsent(self) -> bool:
         """Something waits for the socket that the caller counts as sent."""
 
-    def receive(self, buffer: memoryview) -> int:
+    def receive(self, buffers: list[memoryview]) -> int:
         """As much as is there and fits; if that is less than fits there is no more, but where `has_more` says so."""
+
+    def wake_at(self, count: int) -> None:
+        """Whoever watches the socket need not be woken before so many bytes are there, or the other side has ended."""
 
     def send(self, buffers: list[memoryview]) -> int:
         """Some of it, from its beginning; how much."""
@@ -63,8 +66,12 @@ class Plain:
         self._sock = sock
         self.is_full = False
 
-    def receive(self, buffer: memoryview) -> int:
-        return self._sock.recv_into(buffer)
+    def receive(self, buffers: list[memoryview]) -> int:
+        return self._sock.recvmsg_into(buffers)[0]
+
+    def wake_at(self, count: int) -> None:
+        with contextlib.suppress(OSError):  # a system may not know it, and says of a dead socket what reading says too
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def send(self, buffers: list[memoryview]) -> int:
         count = self._sock.sendmsg(buffers)
@@ -142,7 +149,25 @@ class Secure:
                 raise self._explained(error) from None
         self.flush()
 
-    def receive(self, buffer: memoryview) -> int:
+    def receive(self, buffers: list[memoryview]) -> int:
+        filled = 0
+        for buffer in buffers:
+            count = self._decrypt(buffer)
+            filled += count
+            if count < len(buffer):
+                break
+        if self._out.pending:
+            self._answer()
+        if not filled:
+            self._check()
+            if not self._has_ended:
+                raise BlockingIOError
+        return filled
+
+    def wake_at(self, count: int) -> None:
+        """What the system has is not what was said: a part of it may be enough."""
+
+    def _decrypt(self, buffer: memoryview) -> int:
         filled, size = 0, len(buffer)
         read = self._ssl.read
         while filled < size:
@@ -159,12 +184,6 @@ class Secure:
                 self._has_ended = True
                 break
             filled += count  # type: ignore[operator]
-        if self._out.pending:
-            self._answer()
-        if not filled:
-            self._check()
-            if not self._has_ended:
-                raise BlockingIOError
         return filled
 
     def _check(self) -> None:

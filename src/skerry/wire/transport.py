@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from queue import Empty, Full, Queue
+from queue import Empty, Queue
 from typing import Protocol
 
 from skerry.core.messages import Message, Order
@@ -102,6 +102,15 @@ class Inbox(Queue[WireEvent | None]):
     def has_room(self) -> bool:
         """For payloads; one more is let in beyond the bound."""
         return self._waiting_bytes + self._taken_bytes <= self.bytes_max
+
+    def offer(self, item: WireEvent) -> bool:
+        """Put it in, if there is room for one more event."""
+        with self.mutex:
+            if 0 < self.maxsize <= self._qsize():
+                return False
+            self._put(item)
+            self.not_empty.notify()
+            return True
 
     def drain(self, count_max: int, timeout_s: float) -> list[WireEvent | None]:
         """What is in it, in one go; where nothing is, the first that comes in time."""
@@ -216,11 +225,7 @@ class MemoryEndpoint:
     def deliver(self) -> None:
         """Move what a full inbox left behind; every later event does so too."""
         with self._lock:
-            while self._backlog:
-                try:
-                    self.inbox.put_nowait(self._backlog[0])
-                except Full:
-                    return
+            while self._backlog and self.inbox.offer(self._backlog[0]):
                 self._backlog.popleft()
 
     def _arrived(self, peer: int, data: Payload) -> None:
