@@ -13,7 +13,7 @@ import pytest
 from e2e.processes import OPTIONS, write_genesis
 from node.test_record import RECORD
 from skerry.core.messages import PauseRun
-from skerry.engines import LINE_BYTES_MAX, Member, engine, folder, lines_of, local
+from skerry.engines import LINE_BYTES_MAX, LINE_CHARS_MAX, Member, engine, folder, lines_of, local
 from skerry.engines.local import Child, LocalRun
 from skerry.engines.spec import Island
 from skerry.errors import NoAnswer, Refusal, RunFailed
@@ -227,6 +227,12 @@ def test_a_child_that_said_nothing_is_said_to_have(tmp_path):
     assert child.last_line().startswith("skerry: two")
 
 
+def test_a_line_that_only_rules_off_is_not_what_a_child_said_last(tmp_path):
+    child = Child("grouped", [], tmp_path / "grouped.log")
+    child.log.write_bytes(b"Signal 9 (SIGKILL) received by PID 7\n" + b"=" * 60 + b"\n")
+    assert child.last_line() == "Signal 9 (SIGKILL) received by PID 7"
+
+
 @pytest.mark.parametrize(
     "line", ["[" * 60_000, '{"event": ' * 10_000, '{"event": ' + "[" * 900 + "]" * 900 + "}", "[]", "\0", "1" * 5000]
 )
@@ -234,7 +240,7 @@ def test_whatever_a_child_says_last_is_only_a_line(tmp_path, line):
     run, child = LocalRun(tmp_path, [], [], gives_up=False), ended_child(tmp_path, "false")
     child.log.write_text(f"{line}\n")
     run._tend(child)
-    assert child.member().state == "restarting" and len(child.last_line()) <= local.LINE_CHARS_MAX
+    assert child.member().state == "restarting" and len(child.last_line()) <= LINE_CHARS_MAX
 
 
 # ---------------------------------------------------------------------------------------------- islands

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.engines import OVER, Member, State, command, leash, lines_of
+from skerry.engines import OVER, TAIL_BYTES, Member, State, command, last_line_of, leash, lines_of
 from skerry.engines import folder as folders
 from skerry.engines.folder import Record
 from skerry.engines.spec import OURS, Island, Launch
@@ -66,8 +66,6 @@ ENDS_TOLD = 4  # learners of which a line says how they ended
 GONE = ("away", "lost", "left", "expelled")  # what a syncer says of learners that are not there
 TAKING_PART = ("joining", "training", "stalled")  # and of those that are
 LOG_BYTES_MAX = 64 << 20  # of a log when its process starts again; then it is put aside, in place of the one before
-TAIL_BYTES = 1 << 16  # of a log, in which its last line is looked for
-LINE_CHARS_MAX = 4096  # of that line
 FOLLOW_S = 0.2  # between two looks at a log
 LOCAL = "local.json"
 MEMBERS = "members.json"  # what the supervisor has, beside launch.json
@@ -679,18 +677,6 @@ def _said(child: Child) -> str:
     return f"{child.last_line().removeprefix('skerry: ')} (log: {child.log})"
 
 
-def last_line_of(log: Path) -> str:
-    """Whatever is in the log: a command may print anything."""
-    lines = _tail(log).strip().splitlines()
-    if not lines:
-        return "it said nothing"
-    line = lines[-1][:LINE_CHARS_MAX]
-    try:
-        return str(msgspec.json.decode(line)["event"])  # of a log for machines
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return line
-
-
 def _log(path: Path) -> BufferedRandom:
     """Open to be written at its end; one that has grown long is put aside first."""
     if path.parent.is_symlink():
@@ -713,15 +699,6 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _aside(log: Path) -> Path:
     return log.with_name(f"{log.name}.1")
-
-
-def _tail(log: Path) -> str:
-    try:
-        with opened(log) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read(TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def note_speeds(run_dir: Path, speeds: Sequence[float]) -> None:
