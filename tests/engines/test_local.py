@@ -229,7 +229,7 @@ def test_a_child_that_said_nothing_is_said_to_have(tmp_path):
 
 def test_a_line_that_only_rules_off_is_not_what_a_child_said_last(tmp_path):
     child = Child("grouped", [], tmp_path / "grouped.log")
-    child.log.write_bytes(b"Signal 9 (SIGKILL) received by PID 7\n" + b"=" * 60 + b"\n")
+    child.log.write_bytes(b"  Signal 9 (SIGKILL) received by PID 7\n" + b"=" * 60 + b"\n")
     assert child.last_line() == "Signal 9 (SIGKILL) received by PID 7"
 
 

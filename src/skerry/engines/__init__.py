@@ -128,7 +128,7 @@ def last_line_of(log: Path, besides: tuple[str, ...] = ()) -> str:
         return "it said nothing"
     speaking = [line for line in lines if any(map(str.isalnum, line))] or lines
     own = [line for line in speaking if not line.startswith(besides)] or speaking
-    line = own[-1][:LINE_CHARS_MAX]
+    line = own[-1].strip()[:LINE_CHARS_MAX]
     try:
         return str(msgspec.json.decode(line)["event"])  # of a log for machines
     except (ValueError, LookupError, TypeError, RecursionError):
