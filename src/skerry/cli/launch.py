@@ -21,6 +21,7 @@ from skerry.cli import live, page, ps, voice
 from skerry.cli.status import command_for
 from skerry.core.state import state_of
 from skerry.engines import NAMES, OVER, Engine, NotAsked, engine, folder, last_line_of, local, spec
+from skerry.engines.supervisor import LocalRun
 from skerry.errors import Refusal, RunFailed, printable
 from skerry.run import provenance, summary
 from skerry.run.status import holders_of
@@ -147,7 +148,7 @@ def _supervise(launch: spec.Launch, root: Path, options: argparse.Namespace) -> 
     return 0
 
 
-def _finished(root: Path, run: local.LocalRun) -> dict[str, Any]:
+def _finished(root: Path, run: LocalRun) -> dict[str, Any]:
     """What came of it, as far as any model can tell."""
     with Store.open(run.run_dir, readonly=True) as store:
         phase = state_of(store.records).phase

@@ -4,6 +4,7 @@
     command.py   what each process is told: its command line and its environment, the same on every engine
     folder.py    what a launch leaves on the machine that gave it: `launch.json`, by which the other verbs find it
     local.py  ray.py  slurm.py  kubernetes.py   an engine each, behind the functions below
+    supervisor.py   the processes of a run on this machine: the local engine's, and those of `skerry train`
 
 An engine is a module with the functions of `Engine`. It starts processes, brings back what dies by the rules that its
 users know, and never touches the protocol: to a syncer, a learner is a learner. What is lost with a machine is a
