@@ -22,7 +22,7 @@ from rich.text import Text
 
 from skerry import algo
 from skerry import config as configs
-from skerry.engines.local import LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.plan.layouts import even
 from skerry.proof.bench.swarm import Swarm
 from skerry.proof.bench.syncer import create

@@ -13,9 +13,9 @@ import pytest
 from e2e.processes import OPTIONS, write_genesis
 from node.test_record import RECORD
 from skerry.core.messages import PauseRun
-from skerry.engines import LINE_BYTES_MAX, Member, engine, folder, lines_of, local
-from skerry.engines.local import Child, LocalRun
+from skerry.engines import LINE_BYTES_MAX, LINE_CHARS_MAX, Member, engine, folder, lines_of, local, supervisor
 from skerry.engines.spec import Island
+from skerry.engines.supervisor import Child, LocalRun
 from skerry.errors import NoAnswer, Refusal, RunFailed
 from skerry.run.status import ending_of
 from skerry.run.summary import Kill
@@ -122,8 +122,8 @@ def test_who_is_killed_as_planned_is_back_in_its_place(run):
 
 
 def test_who_crashes_is_brought_back_so_many_times_and_then_given_up(run, monkeypatch):
-    monkeypatch.setattr(local, "CRASHES_MAX", 1)
-    monkeypatch.setattr(local, "RESTART_S", 0.0)
+    monkeypatch.setattr(supervisor, "CRASHES_MAX", 1)
+    monkeypatch.setattr(supervisor, "RESTART_S", 0.0)
 
     def crash(run):
         if run.is_up:
@@ -193,7 +193,7 @@ def test_a_second_interrupt_ends_all_of_it_at_once(run):
 
 
 def test_who_does_not_end_when_asked_is_ended(run, monkeypatch):
-    monkeypatch.setattr(local, "SYNCER_TERM_S", 0.2)
+    monkeypatch.setattr(supervisor, "SYNCER_TERM_S", 0.2)
 
     def look(run):
         run.syncer.process.send_signal(signal.SIGSTOP)
@@ -227,6 +227,12 @@ def test_a_child_that_said_nothing_is_said_to_have(tmp_path):
     assert child.last_line().startswith("skerry: two")
 
 
+def test_a_line_that_only_rules_off_is_not_what_a_child_said_last(tmp_path):
+    child = Child("grouped", [], tmp_path / "grouped.log")
+    child.log.write_bytes(b"  Signal 9 (SIGKILL) received by PID 7\n" + b"=" * 60 + b"\n")
+    assert child.last_line() == "Signal 9 (SIGKILL) received by PID 7"
+
+
 @pytest.mark.parametrize(
     "line", ["[" * 60_000, '{"event": ' * 10_000, '{"event": ' + "[" * 900 + "]" * 900 + "}", "[]", "\0", "1" * 5000]
 )
@@ -234,7 +240,7 @@ def test_whatever_a_child_says_last_is_only_a_line(tmp_path, line):
     run, child = LocalRun(tmp_path, [], [], gives_up=False), ended_child(tmp_path, "false")
     child.log.write_text(f"{line}\n")
     run._tend(child)
-    assert child.member().state == "restarting" and len(child.last_line()) <= local.LINE_CHARS_MAX
+    assert child.member().state == "restarting" and len(child.last_line()) <= LINE_CHARS_MAX
 
 
 # ---------------------------------------------------------------------------------------------- islands
@@ -262,7 +268,7 @@ def test_who_crashes_again_and_again_stays_away_for_longer_each_time(tmp_path):
         run._tend(child)
         child.due_at = None
     assert child.aways == [2, 4, 8, 16, 32, 60, 60, 60] and child.member().detail == "exit 1: it said nothing"
-    child.started_at -= local.FORGOTTEN_S + 1
+    child.started_at -= supervisor.FORGOTTEN_S + 1
     run._tend(child)
     assert child.aways[-1] == 2, "it had run for a minute"
 
@@ -356,7 +362,7 @@ def test_gpus_are_given_out_in_turn_to_who_asks_for_some(tmp_path, monkeypatch):
 
 
 def test_a_log_that_has_grown_long_is_put_aside_and_read_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "LOG_BYTES_MAX", 10)
+    monkeypatch.setattr(supervisor, "LOG_BYTES_MAX", 10)
     (tmp_path / "logs").mkdir()
     child = Child("a-0", ["echo", "a line that is long"], tmp_path / "logs" / "a-0.log")
     for _ in range(3):

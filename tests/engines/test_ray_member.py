@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from e2e.processes import until
-from skerry.engines import ray
+from skerry.engines import last_line_of, ray
 from skerry.engines.folder import Record
-from skerry.engines.ray_member import Home, Process, last_line
+from skerry.engines.ray_member import Home, Process
 from skerry.errors import Refusal
 
 LEAVES = (
@@ -35,7 +35,7 @@ def begun(home, folder, statement, goes_on=lambda: True):
 
 
 def is_up(home):
-    return home.file("log").exists() and last_line(home.file("log")) == "up"
+    return home.file("log").exists() and last_line_of(home.file("log")) == "up"
 
 
 @pytest.mark.parametrize(

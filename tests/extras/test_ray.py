@@ -264,6 +264,14 @@ def test_a_run_is_scaled_looked_at_ended_and_gone_on_with(folder, cluster):
     until(lambda: contributes(run, "one-0", life), "the run to go on")
 
 
+def test_learners_are_spread_over_the_machines_so_that_one_of_them_takes_few(folder, cluster):
+    run, names = folder / "run", ["one-0", "one-1", "one-2"]
+    done(cluster, "launch", numpy_run(folder, ONE + "count = 3\n"), "--engine", "ray", "--run", run)
+    until(lambda: {name for name, _ in merged(run)} == set(names), "all three to contribute")
+    raylets = {parent_of(actor_of(run, name)) for name in names}
+    assert len(raylets) == 3, "two of them are on one node"
+
+
 def test_an_island_that_crashes_stops_nobody_and_says_why(folder, cluster):
     bad = '[[islands]]\nname = "bad"\ncommand = ["python", "-c", "raise SystemExit(\'no such thing\')"]\n'
     run = folder / "run"

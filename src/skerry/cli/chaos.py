@@ -17,8 +17,8 @@ from rich.text import Text
 from skerry import cli
 from skerry import config as configs
 from skerry.cli import chaos_table, live, train
-from skerry.engines.local import LocalRun, note_speeds
 from skerry.engines.spec import learners
+from skerry.engines.supervisor import LocalRun, note_speeds
 from skerry.errors import Refusal
 from skerry.proof.chaos import plan as plans
 from skerry.proof.chaos import report

@@ -20,7 +20,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.cli import live, voice
 from skerry.cli.status import command_for
 from skerry.core.facts import RunCreated
-from skerry.engines.local import LOCAL, Local, note_speeds
+from skerry.engines.supervisor import LOCAL, Local, note_speeds
 from skerry.errors import ConfigError
 from skerry.run.evaluations import state_in
 from skerry.run.export import lineage_of

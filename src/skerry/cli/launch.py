@@ -20,7 +20,8 @@ from skerry import cli
 from skerry.cli import live, page, ps, voice
 from skerry.cli.status import command_for
 from skerry.core.state import state_of
-from skerry.engines import NAMES, OVER, Engine, NotAsked, engine, folder, local, spec
+from skerry.engines import NAMES, OVER, Engine, NotAsked, engine, folder, last_line_of, local, spec
+from skerry.engines.supervisor import LocalRun
 from skerry.errors import Refusal, RunFailed, printable
 from skerry.run import provenance, summary
 from skerry.run.status import holders_of
@@ -147,7 +148,7 @@ def _supervise(launch: spec.Launch, root: Path, options: argparse.Namespace) -> 
     return 0
 
 
-def _finished(root: Path, run: local.LocalRun) -> dict[str, Any]:
+def _finished(root: Path, run: LocalRun) -> dict[str, Any]:
     """What came of it, as far as any model can tell."""
     with Store.open(run.run_dir, readonly=True) as store:
         phase = state_of(store.records).phase
@@ -186,7 +187,7 @@ def _detach(record: folder.Record, root: Path, words: Sequence[str]) -> None:
     deadline = time.monotonic() + UP_S
     while not _is_up(record, process.pid):
         if process.poll() is not None:
-            raise RunFailed(f"it ended: {local.last_line_of(log).removeprefix('skerry: ')} (log: {log})")
+            raise RunFailed(f"it ended: {last_line_of(log).removeprefix('skerry: ')} (log: {log})")
         if time.monotonic() > deadline:
             process.terminate()
             raise RunFailed(f"the syncer did not answer within {UP_S:.0f} s, and all of it was told to end: see {log}")

@@ -21,7 +21,7 @@ from skerry import cli
 from skerry.cli import live
 from skerry.cli.watching import Look, Watching
 from skerry.engines import folder
-from skerry.engines.local import LOCAL
+from skerry.engines.supervisor import LOCAL
 from skerry.errors import NoAnswer, Refusal, one_line
 from skerry.node.record import legible
 from skerry.run.status import status_of

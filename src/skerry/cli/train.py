@@ -18,8 +18,8 @@ from skerry.cli import live, page, voice
 from skerry.cli.export import export
 from skerry.core.state import state_of
 from skerry.engines import folder
-from skerry.engines.local import LOCAL, Local, LocalRun, note_speeds
 from skerry.engines.spec import built_in
+from skerry.engines.supervisor import LOCAL, Local, LocalRun, note_speeds
 from skerry.errors import Refusal
 from skerry.run import evaluations, provenance, repair, summary
 from skerry.run.history import history_in

@@ -4,6 +4,7 @@
     command.py   what each process is told: its command line and its environment, the same on every engine
     folder.py    what a launch leaves on the machine that gave it: `launch.json`, by which the other verbs find it
     local.py  ray.py  slurm.py  kubernetes.py   an engine each, behind the functions below
+    supervisor.py   the processes of a run on this machine: the local engine's, and those of `skerry train`
 
 An engine is a module with the functions of `Engine`. It starts processes, brings back what dies by the rules that its
 users know, and never touches the protocol: to a syncer, a learner is a learner. What is lost with a machine is a
@@ -12,15 +13,19 @@ straggler's work, and what must survive is in the run directory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
+import msgspec
+
 from skerry.engines.folder import Record
 from skerry.engines.spec import Launch
 from skerry.errors import Refusal, one_line
+from skerry.store.files import opened
 from skerry.text import near
 
 Name = Literal["local", "ray", "slurm", "kubernetes"]
@@ -29,6 +34,8 @@ IMPORTS = {"ray": "ray", "kubernetes": "yaml"}  # what an engine imports that Sk
 State = Literal["waiting", "starting", "running", "restarting", "ended", "failed", "unknown"]
 OVER: tuple[State, ...] = ("ended", "failed")  # nothing of it is there any longer
 LINE_BYTES_MAX = 1 << 20  # of a log; what is longer is more than one line
+TAIL_BYTES = 1 << 16  # of a log, in which its last line is looked for
+LINE_CHARS_MAX = 4096  # of that line
 
 
 class Member(NamedTuple):
@@ -110,6 +117,32 @@ def lines_of(parts: Iterable[bytes]) -> Iterator[str]:
         yield from _pieces(rest)
     if rest:
         yield rest.decode("utf-8", "replace")
+
+
+def last_line_of(log: Path, besides: tuple[str, ...] = ()) -> str:
+    """The last one that says something: torchrun, for one, rules off what it has to say.
+
+    `besides`: lines that begin so count where there are no others. A command may print anything.
+    """
+    lines = _tail(log).strip().splitlines()
+    if not lines:
+        return "it said nothing"
+    speaking = [line for line in lines if any(map(str.isalnum, line))] or lines
+    own = [line for line in speaking if not line.startswith(besides)] or speaking
+    line = own[-1].strip()[:LINE_CHARS_MAX]
+    try:
+        return str(msgspec.json.decode(line)["event"])  # of a log for machines
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return line
+
+
+def _tail(log: Path) -> str:
+    try:
+        with opened(log) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _pieces(line: bytearray) -> Iterator[str]:

@@ -90,9 +90,9 @@ def start(launch: Launch, folder: Path) -> None:
     folders.write(record)
     try:
         _create_syncer(launch, record)
-        for name, count in record.counts.items():
-            for index in range(count):
-                _create_learner(launch.island(name), index, record)
+        for island in sorted(launch.islands, key=_size, reverse=True):
+            for index in range(record.counts[island.name]):
+                _create_learner(island, index, record)
         _wait_for_syncer(launch, record)
     except BaseException:
         with contextlib.suppress(Refusal):
@@ -236,6 +236,11 @@ def _needs(island: Island) -> dict[str, float]:
     return _asked_for(island.cpus, island.gpus, island.memory_gib, island.where, island.workers)
 
 
+def _size(island: Island) -> tuple[float, float]:
+    """Those that need more of a machine are placed first: spread ones of the others would leave no machine free."""
+    return island.gpus * island.workers, island.cpus * island.workers
+
+
 def _syncer_needs(launch: Launch, where: str) -> dict[str, float]:
     return _asked_for(launch.syncer.cpus, 0.0, launch.syncer.memory_gib, launch.syncer.where or where, 1)
 
@@ -355,6 +360,8 @@ def _create_learner(island: Island, index: int, record: Record) -> None:
         options = _options(record, name, needs, machine)
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, machine)
+        else:
+            options["scheduling_strategy"] = "SPREAD"  # Ray's own way fills one machine first, and all would go with it
         order = _order(record, island=island.name, index=index, machine=machine)
         ray.remote(LearnerMember).options(**options).remote(order)
 

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from skerry.engines import Member, State, leash, spec
+from skerry.engines import Member, State, last_line_of, leash, spec
 from skerry.engines.alone import free_port
 from skerry.engines.command import folder_of, learner_argv, learner_env, meeting, syncer_argv
 from skerry.errors import one_line
@@ -243,11 +243,6 @@ class Process:
             os.killpg(self.popen.pid, number)
 
 
-def last_line(said: Path) -> str:
-    lines = tail(said, READ_BYTES_MAX).decode("utf-8", "replace").strip().splitlines()
-    return one_line(lines[-1]) if lines else "it said nothing"
-
-
 def tail(said: Path, bytes_max: int) -> bytes:
     try:
         with open(said, "rb") as file:
@@ -277,7 +272,7 @@ class _Tended:
         self.restarts = self.failures = 0
         self.is_leaving = False
         self.process: Process | None = None
-        logging.basicConfig(level=logging.INFO, format=f"{name}: %(message)s")
+        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s")
 
     def begin(self, live: Callable[[], None]) -> None:
         """In a thread, so that no call has to last as long as the member; a bug of ours ends the actor."""
@@ -408,7 +403,7 @@ class SyncerMember(_Tended):
                 break
             if code == 0:
                 break
-            self.fail(f"ended with {code}: {last_line(self.said)}")
+            self.fail(f"ended with {code}: {one_line(last_line_of(self.said))}")
         self._finish()
 
     def _argv(self) -> list[str]:
@@ -496,8 +491,8 @@ class LearnerMember(_Tended):
             state, why = ("ended", "") if in_order else ("failed", f"ended with {code}")
             if self.is_leaving or not self._comes_back(code):
                 break
-            self.fail(f"ended with {code}: {last_line(self.said)}")
-        self._finish(state, why and f"{why}: {last_line(self.said)}")
+            self.fail(f"ended with {code}: {one_line(last_line_of(self.said))}")
+        self._finish(state, why and f"{why}: {one_line(last_line_of(self.said))}")
 
     def _admitted(self) -> bytes | None:
         """Its key, once the syncer has an address; None where there is no run any more, or it is to leave."""

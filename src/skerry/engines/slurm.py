@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from skerry.engines import Member, NotAsked, State, is_member
+from skerry.engines import Member, NotAsked, State, is_member, last_line_of
 from skerry.engines.command import folder_of, learner_argv, learner_env, meeting, syncer_argv
 from skerry.engines.folder import Record, record_of, write
 from skerry.engines.spec import OURS, Island, Launch, Syncer
@@ -45,7 +45,6 @@ SYNCER_S = 90.0  # for the syncer to write its checkpoints and go
 KILL_S = 60.0  # for what was cancelled to be gone
 TIME_S_MIN = 600  # of a job: less is spent on starting and leaving
 FILTERS = ("SQUEUE_", "SINFO_", "SCANCEL_")  # variables by which a user's own squeue leaves things out
-LOG_TAIL_BYTES = 4096
 NOTE_BYTES_MAX = 256
 LOCAL_ROOTS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 TEND = Path(__file__).with_name("slurm.sh")
@@ -636,16 +635,7 @@ def _noted(record: Record, name: str) -> tuple[str, int, float]:
 
 def _last_line(record: Record, name: str) -> str:
     """Of its log, for a person."""
-    try:
-        with open(
-            os.open(_log(record, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-        ) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
-            lines = file.read(LOG_TAIL_BYTES).decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return ""
-    own = [line for line in lines if not line.startswith(("skerry: ", "slurmstepd"))] or lines
-    return one_line(own[-1])[:200] if own else ""
+    return one_line(last_line_of(_log(record, name), besides=("skerry: ", "slurmstepd")))[:200]
 
 
 def _lines(record: Record, name: str, path: Path, follow: bool) -> Iterator[str]:

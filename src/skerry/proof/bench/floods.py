@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from skerry import algo
 from skerry.algo import codecs
-from skerry.engines.local import LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.errors import MeasurementError
 from skerry.proof.bench import cores, disturbed
 from skerry.proof.bench.hostile import FLOODS, Flood, Harm, hostile_name

@@ -21,7 +21,7 @@ from skerry import algo
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, split
 from skerry.config import Config
-from skerry.engines.local import LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.node.algebra import Array
 from skerry.node.training import ByHand
 from skerry.proof.bench import cores

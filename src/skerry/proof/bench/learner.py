@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from skerry.adapters.torch import Learner
 from skerry.config import Config, Data, Model, Run, Sync, encode
-from skerry.engines.local import LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.proof.bench import cores
 from skerry.train.data import Corpus, Stream
 from skerry.train.gpt import GPT

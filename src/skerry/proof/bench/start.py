@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
-from skerry.engines.local import Child, ours
+from skerry.engines.supervisor import Child, ours
 from skerry.errors import NoAnswer, RunFailed
 from skerry.proof.bench import cores
 from skerry.proof.bench.reference import Tell, check_disk, layout_for

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from skerry import algo
-from skerry.engines.local import LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.proof.bench import cores, disturbed
 from skerry.proof.bench.reference import Tell
 from skerry.proof.bench.swarm import Swarm

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from skerry.core.facts import Injected
-from skerry.engines.local import LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.proof.chaos.plan import ENDS_PROCESS, LINK, MOMENTARY, Fault
 from skerry.proof.chaos.proxy import Lane, Proxy, Weather
 from skerry.store.files import appended, put_in_place

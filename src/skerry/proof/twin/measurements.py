@@ -26,7 +26,7 @@ from skerry.core.facts import Decision, EpochStarted, Fact, Injected, LifeStarte
 from skerry.core.ledger import MERGED
 from skerry.core.messages import FULL
 from skerry.core.vocabulary import Stage
-from skerry.engines.local import LOCAL, Local
+from skerry.engines.supervisor import LOCAL, Local
 from skerry.errors import MeasurementError
 from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
