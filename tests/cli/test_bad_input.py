@@ -295,15 +295,15 @@ def test_resume_of_nothing(folder, refused):
     (folder / "empty").mkdir()
     write(folder, "mine", "file")
     for verb in ("train", "demo"):
-        assert "nosuch holds no store: check the path" in refused(verb, "--resume", "nosuch")
-    assert "empty holds no store: check the path" in refused("train", "--resume", "empty")
+        assert "nosuch holds no run: check the path" in refused(verb, "--resume", "nosuch")
+    assert "empty holds no run: check the path" in refused("train", "--resume", "empty")
     assert "Not a directory; choose a directory" in refused("train", "--resume", "file")
 
 
 def test_export_of_nothing_and_to_nowhere(folder, refused, stopped_run):
     (folder / "empty").mkdir()
-    assert "nosuch holds no store: check the path" in refused("export", "nosuch")
-    assert "empty holds no store: check the path" in refused("export", "empty")
+    assert "nosuch holds no run: check the path" in refused("export", "nosuch")
+    assert "empty holds no run: check the path" in refused("export", "empty")
     assert "--out empty: is a folder; name a file in it" in refused("export", stopped_run, "--out", "empty")
     assert "--out nosuch/model: nosuch is not a folder" in refused("export", stopped_run, "--out", "nosuch/model")
 

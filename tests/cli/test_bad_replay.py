@@ -142,7 +142,7 @@ def test_what_differs_is_said_and_exits_with_one(call, run_dir, tmp_path):
 
 
 def test_no_run_there(refused, tmp_path):
-    assert "holds no store" in refused(tmp_path / "nowhere")
+    assert "holds no run" in refused(tmp_path / "nowhere")
     Store.open(tmp_path / "empty").close()
     assert "holds no run: check the path" in refused(tmp_path / "empty")
 

@@ -171,7 +171,7 @@ def test_what_is_refused(capsys, own, words, says):
 
 
 def test_no_run_and_no_rhythm(capsys, folder, built_in):
-    assert "holds no store: check the path" in refused(capsys, folder / "nowhere")
+    assert "holds no run: check the path" in refused(capsys, folder / "nowhere")
     assert "the run has no run.evaluate_every: give --every" in refused(capsys, built_in, "--watch")
 
 

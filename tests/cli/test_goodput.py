@@ -184,7 +184,7 @@ def test_bad_input_is_refused_in_one_line(capsys, words, named):
 
 BAD_RUNS = [
     ((), "RUN_DIR"),
-    (("nowhere",), "nowhere holds no store"),
+    (("nowhere",), "nowhere holds no run"),
     (("nowhere", "--seeds", "0"), "--seeds 0"),
     (("nowhere", "--sync.quorum", "2"), "sync.quorum"),
 ]

@@ -180,7 +180,7 @@ def test_a_damaged_kept_file_is_named(capsys, root):
 @pytest.mark.parametrize("verb", ["rollback", "prune"])
 def test_a_directory_without_a_run_is_refused(capsys, tmp_path, verb):
     words = ["--kept", 1] if verb == "prune" else []
-    assert "holds no store: check the path" in refused(capsys, verb, tmp_path / "nothing", *words)
+    assert "holds no run: check the path" in refused(capsys, verb, tmp_path / "nothing", *words)
 
 
 # ---------------------------------------------------------------------------------------------- export

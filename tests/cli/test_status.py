@@ -218,7 +218,7 @@ def test_what_cannot_be_looked_at_is_refused_in_one_line(tmp_path, refused, monk
     (tmp_path / "empty").mkdir()
     assert refused("nowhere") == "nowhere: is no run directory: check the path, or name a syncer as host:port"
     assert refused("file") == "file: is no run directory: check the path, or name a syncer as host:port"
-    assert "empty holds no store: check the path" in refused("empty")
+    assert "empty holds no run: check the path" in refused("empty")
     assert refused("host:x") == "'host:x' is no address of a syncer: write host:port"
     assert "none: the token cannot be read" in refused("127.0.0.1:1", "--token-file", "none")
     assert "--sync.quorum: nothing is configured here" in refused("empty", "--sync.quorum", "2")

@@ -109,7 +109,7 @@ def test_one_that_does_not_end_in_time_is_named(tmp_path):
     [
         (["nowhere"], "nowhere: is no run directory: check the path, or name a syncer as host:port"),
         (["127.0.0.1:1"], "127.0.0.1:1: connection refused: check the address, and that a syncer serves it"),
-        (["."], "holds no store: check the path"),
+        (["."], "holds no run: check the path"),
         ([".", "--within", "0"], "'0' must be from 1s to 1d"),
         ([], "the following arguments are required: RUN_DIR"),
     ],

@@ -1,5 +1,7 @@
 """Keys at work between real processes: who is let in, and what becomes of a learner whose key is revoked."""
 
+from pathlib import Path
+
 import pytest
 
 from e2e.processes import Puppet, Syncer, facts_of, secret, skerry, until
@@ -63,6 +65,18 @@ def test_a_revoked_learner_is_out_and_its_work_is_booked_while_the_others_go_on(
         syncer.process.wait(60)
     assert skerry("replay", syncer.run_dir).returncode == 0
     assert [fact.learner for fact in facts_of(syncer.run_dir) if getattr(fact, "what", "") == "expelled"] == ["b"]
+
+
+def test_a_run_directory_may_be_said_as_it_is_seen_from_here(tmp_path, monkeypatch):
+    """As in the README: `--run runs/mine`, and orders by the same path."""
+    monkeypatch.chdir(tmp_path)
+    with Syncer(tmp_path, "--keys", run_dir=Path("runs/mine")) as syncer:
+        assert syncer.status["admin"] == "keys/admin.pem"
+        assert skerry("set", "runs/mine", "sync.quorum=1").returncode == 0
+        assert skerry("stop", "runs/mine").returncode == 0
+        assert syncer.process.wait(60) == 0
+    with Syncer(tmp_path, "--keys", run_dir=Path("runs/mine")) as syncer:  # and again
+        assert skerry("status", f"127.0.0.1:{syncer.port}", "--key-file", "runs/mine/keys/admin.pem").returncode == 0
 
 
 def test_a_key_that_is_issued_again_ends_the_connection_of_the_one_before(tmp_path, issue):

@@ -12,7 +12,7 @@ from node.pair import Pair, config_of
 from skerry import config as configs
 from skerry.algo.fragments import Tensor, encode_fragments, encode_layout, layout_of, split
 from skerry.core.events import Leave
-from skerry.core.facts import LifeStarted
+from skerry.core.facts import LifeStarted, Witnessed
 from skerry.core.messages import (
     FULL,
     PROTOCOL,
@@ -353,6 +353,33 @@ def test_a_name_that_comes_and_goes_without_end_has_few_lines_and_it_is_counted_
     assert 2 <= len(caplog.messages) < 30 and house.learners.left_out(0.0) > 100
     (row,) = house.learners.turned_away.rows(0.0)
     assert row["who"] == "a" and row["count"] == 70 - len(house.lives) and "is not let in at present" in row["why"]
+
+
+def test_a_link_that_comes_and_goes_without_end_has_to_wait_and_no_other_does(house):
+    """Within one life, which costs no name and no life, but a record each time it is lost."""
+    for _ in range(100):
+        caller = Caller(house)
+        heard = caller.say(caller.hello())
+        caller.endpoint.drop(caller.peer, "gone")
+        house.settle()
+    refused = heard[0]
+    assert not refused.is_final and "has come and gone 60 times" in refused.text
+    lost = [fact for fact in map(decode_fact, (r.body for r in house.store.history())) if isinstance(fact, Witnessed)]
+    assert 60 <= len(lost) <= 62 and house.lives == [("a", 1)]
+    other = Caller(house, "b")
+    assert isinstance(other.say(other.hello())[0], Welcome)
+
+
+def test_who_says_a_name_that_is_in_use_uses_up_none_of_its_links(house):
+    honest = Caller(house)
+    honest.say(honest.hello())
+    for number in range(100):
+        liar = Caller(house, process=str(number))
+        assert liar.say(liar.hello())[0].why == "in use"
+    honest.endpoint.drop(honest.peer, "lost")
+    house.settle()
+    again = Caller(house)
+    assert isinstance(again.say(again.hello())[0], Welcome)
 
 
 def test_a_key_is_good_for_its_own_name_alone(house):

@@ -401,7 +401,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(root, tmp_path):
     folder = tmp_path / "backups"
     with pytest.raises(Refusal, match="lies in a run's directory"):
         back_up(root, root / "backups", 1.0)
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="holds no run"):
         back_up(tmp_path / "nothing", folder, 1.0)
     assert not folder.exists()
     (tmp_path / "full").mkdir()

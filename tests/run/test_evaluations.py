@@ -62,7 +62,7 @@ def test_a_kept_version_the_start_and_what_was_before_the_end(root):
 def test_what_is_not_there_is_refused(root, tmp_path):
     with pytest.raises(Refusal, match="version 9 is not kept"):
         read(root, 9)
-    with pytest.raises(StoreError, match="holds no store: check the path"):
+    with pytest.raises(StoreError, match="holds no run: check the path"):
         read(tmp_path / "nowhere")
 
 

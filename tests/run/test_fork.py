@@ -200,7 +200,7 @@ def test_a_directory_that_is_there_and_a_run_that_is_not_are_refused(capsys, roo
     assert "is there already" in refused(capsys, "fork", root, root)
     (tmp_path / "empty").mkdir()
     assert "is there already" in refused(capsys, "fork", root, tmp_path / "empty")
-    assert "holds no store" in refused(capsys, "fork", tmp_path / "nothing", tmp_path / "fork")
+    assert "holds no run" in refused(capsys, "fork", tmp_path / "nothing", tmp_path / "fork")
 
 
 def test_the_newest_model_of_a_run_that_is_served_is_refused_and_a_kept_one_is_not(capsys, tmp_path):

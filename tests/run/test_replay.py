@@ -485,7 +485,7 @@ def test_an_empty_directory_holds_no_run(tmp_path):
     Store.open(tmp_path).close()
     with pytest.raises(ReplayError, match="holds no run"):
         replayed(tmp_path)
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="holds no run"):
         replayed(tmp_path / "elsewhere")
 
 

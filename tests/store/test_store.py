@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from skerry.errors import FileDamaged, StoreError, StoreInUse, TapeDamaged, TapeUnknown
+from skerry.errors import DiskFull, FileDamaged, StoreError, StoreInUse, TapeDamaged, TapeUnknown
 from skerry.memory import PAGE_BYTES, Arrays
 from skerry.proof.sim.files import CrashFiles
 from skerry.store import DiskFiles, Store
@@ -246,9 +246,9 @@ def test_a_reader_works_beside_a_live_writer_and_a_half_written_tail(tmp_path: P
 
 
 def test_a_reader_makes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="holds no run"):
         Store.open(tmp_path / "absent", readonly=True)
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="holds no run"):
         Store.open(tmp_path, readonly=True)
     assert os.listdir(tmp_path) == []
 
@@ -309,7 +309,7 @@ def test_a_full_disk_says_so_and_stops_the_store(tmp_path: Path) -> None:
     assert str(full.value) == (
         f"the disk is full ({tmp_path}/somewhere); committed state is intact: free space and restart"
     )
-    with pytest.raises(StoreError, match="stopped after a failed write or fsync, restart: the disk is full"):
+    with pytest.raises(DiskFull, match="stopped after a failed write or fsync, restart: the disk is full"):
         store.commit([b"three"])
     store.close()
     assert Store.open(tmp_path, files=files).records == [b"one"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import inspect
 import logging
 import os
@@ -98,20 +99,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         if as_json:
             print_json({"error": line})
         code = error.code
-    except MemoryError:
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
         line = "no memory left: end what else takes memory on this machine, or raise the limit (ulimit -v)"
         voice.say(line, "error")
         if as_json:
             print_json({"error": line})
         code = 1  # as after a crash: who supervises it starts it again
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     sys.stdout.flush()
     if any(compiler.is_alive() for compiler in _compilers):
         sys.stderr.flush()
         os._exit(code)  # LLVM would go on while the interpreter and its libraries are taken down, and crash
     sys.exit(code)
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """As it is said by Python, by the system, by who loads a library, and by who begins a thread."""
+    said = ("failed to map segment", "Cannot allocate memory", "can't start new thread")
+    while error is not None:
+        is_said = getattr(error, "errno", None) == errno.ENOMEM or any(words in str(error) for words in said)
+        if isinstance(error, MemoryError) or is_said:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager

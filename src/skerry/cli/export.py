@@ -27,6 +27,7 @@ from skerry.run.last_words import cut_off, state_in
 from skerry.run.outputs import ADAPTER, Output, adapter, files_for, like
 from skerry.run.rollback import kept_version
 from skerry.run.tensors import written
+from skerry.store.lock import NO_ROOM
 from skerry.store.store import FILES, RECORD, Store
 
 PT = {"format": "pt"}  # metadata without which transformers loads no safetensors
@@ -174,7 +175,8 @@ def export(
         check_out(store.root, out)
         return write_model(store, state, out, kept, outputs, metadata)
     except (OSError, SafetensorError) as error:
-        raise Refusal(f"{out}: cannot be written ({error}): free space, or name another with --out") from None
+        remedy = "free space, or name" if getattr(error, "errno", None) in NO_ROOM else "name"
+        raise Refusal(f"{out}: cannot be written ({error}): {remedy} another with --out") from None
 
 
 def check_out(root: Path, out: Path) -> None:

@@ -150,7 +150,8 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
         yield "quorum", f"K = {r['quorum']}, {counted(r['ready'], 'learner')} ready"
         yield "waiting", r["waiting"]
     if r.get("orders"):
-        closes = "; it closes, by an order" if r.get("finishing") else ""
+        closing = "it was closed by an order" if r.get("phase") == "closed" else "it closes, by an order"
+        closes = f"; {closing}" if r.get("finishing") else ""
         out = f"; kept out: {', '.join(r['dropped'])}" if r.get("dropped") else ""
         yield "orders", f"{r['orders']:,} so far{closes}{out}"
     yield "tokens", _tokens(r["tokens"])

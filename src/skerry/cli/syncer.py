@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from skerry.run import last_words, provenance, repair, room
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_layout
 from skerry.run.holding import when_free
-from skerry.run.keys import Keys
+from skerry.run.keys import KEYS, Keys
 from skerry.shell.address import PORT, is_loopback
 from skerry.shell.identity import read_token
 from skerry.shell.repair import make_whole
@@ -97,6 +98,8 @@ def run(words: Sequence[str]) -> int:
         store = _repaired(store, options, token, keys, wanted)
     with store:
         provenance.note(options.run, cli.command())
+        if os.stat(options.run).st_mode & stat.S_IWOTH:
+            voice.say(f"{options.run}: every user of this machine may write there: chmod o-w it", "warning")
         if (state := state_of(store.records)).phase == "closed":
             return _tell_end("closed", state, options)  # a service manager that starts it again hears that all is well
         try:
@@ -109,6 +112,8 @@ def run(words: Sequence[str]) -> int:
         voice.say(f"serving {options.run} on {shell.server.address} ({stage})")
         if uses_keys:
             voice.say(f"learners need keys: skerry keys issue {shlex.quote(str(options.run))} NAME")
+        elif os.path.isdir(options.run / KEYS):
+            voice.say(f"its keys are not asked for on {options.host}: --keys does, as learners elsewhere need them")
         elif options.insecure:
             voice.say(f"nothing is encrypted: whoever can listen to {options.host} reads all", "warning")
         if listener is not None:

@@ -18,6 +18,7 @@ from skerry.core.vocabulary import Flaw, Refusal
 NAMES_PER_LEARNER, NAMES_MIN = 10, 1000  # that a run's books have room for
 FORGOTTEN_S = 600.0  # after which a name that never took a step may be forgotten
 LIFE_S, LIVES_AT_ONCE = 10.0, 60  # a name may begin so many lives in ten minutes, and then one in so long
+LINKS_PER_S, LINKS_BURST = 0.5, 60.0  # that a name may begin: one that is lost is a record on the tape
 SPARE_MIN = 4  # places beside those of the learners that a run expects
 SUM_MAX = 1 << 62  # of all work in a run's books: more cannot be written down
 
@@ -162,6 +163,13 @@ def too_many_lives(learner: str) -> str:
     return (
         f"learner {learner} is not let in at present: {LIVES_AT_ONCE} processes have joined in its name within "
         f"{LIVES_AT_ONCE * LIFE_S / 60:g} minutes; one is let in every {LIFE_S:g} s from now on, so look why they end"
+    )
+
+
+def too_many_links(learner: str) -> str:
+    return (
+        f"learner {learner} is not let in at present: its link has come and gone {LINKS_BURST:g} times in a short "
+        f"time; one is let in every {1 / LINKS_PER_S:g} s from now on, so look why they end"
     )
 
 

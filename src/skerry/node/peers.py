@@ -53,6 +53,7 @@ from skerry.errors import ProtocolError, one_line
 from skerry.node.learner import LearnerNode
 from skerry.node.syncer import SyncerNode
 from skerry.wire.handshake import mismatch
+from skerry.wire.quotas import Places
 from skerry.wire.repeats import Lines, Repeats
 from skerry.wire.transport import Endpoint, Instructed, Lost, Opened, Received, Sent, WireEvent
 
@@ -88,6 +89,7 @@ class Learners:
         self.turned_away = Repeats()  # learners that cannot take part as they are
         self._unknown = Repeats()  # how connections ended that were no learner's
         self._comings = Lines(COMINGS_BURST)  # of learners that joined and were lost
+        self._links_of = Places(admission.LINKS_PER_S, admission.LINKS_BURST)  # that a name may still begin
         self._refused: set[int] = set()  # peers whose end is no news: why has been said
         self._silent: dict[int, None] = {}  # peers that have said no hello yet, the oldest first
         self._answered: set[int] = set()  # peers that have yet to take the answer to what they asked
@@ -177,6 +179,8 @@ class Learners:
             raise ProtocolError("a second hello")
         self._silent.pop(peer, None)
         refused = self._objection(hello, self.principals.get(peer, hello.learner))
+        if refused is None and self._links_of.wait_s(hello.learner, now):
+            refused = Refused(admission.too_many_links(hello.learner), "full")
         if refused is not None:
             self._refuse(peer, hello.learner, refused, now)
             return
@@ -320,6 +324,7 @@ class Learners:
             self.endpoint.drop(before, "the same learner connected again")
         self.links[learner, life] = peer
         self.peers[peer] = (learner, life)
+        self._links_of.charge(learner, self.node.clock())  # who is let in alone: nobody can use up another's
         if self._comings.has_one(learner, self.node.clock()):
             log.info("%s joined (life %d)", learner, life)
 

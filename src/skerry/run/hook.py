@@ -36,7 +36,9 @@ def find(name: str) -> Hook:
     except SystemExit as error:
         raise HookFailed(f"{module} cannot be imported (it called sys.exit({error.code!r})): it may not") from None
     except Exception as error:
-        raise HookFailed(f"{module} cannot be imported ({type(error).__name__}: {error}): check the name") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module  # its own code has no part in it
+        said = f"{module} cannot be imported ({type(error).__name__}: {error}): check the name"
+        raise HookFailed(said) from None if is_missing else error
     hook = getattr(found, function, None)
     if not callable(hook):
         raise HookFailed(f"{module} has no function {function}: check the name")

@@ -93,7 +93,10 @@ def _give_to_syncer(root: Path, status: dict[str, Any], order: Order) -> Outcome
     except NoAnswer as error:
         syncer, _ = holders_of(root)
         if syncer is not None and syncer.pid == status["pid"]:
-            raise
+            raise NoAnswer(
+                f"{root}: process {syncer.pid} serves it and did not answer, it may be stopped or short of time; the "
+                f"order may be in force later or not: see skerry status {root} ({error})"
+            ) from None
         raise NoAnswer(_ended_before(root, str(error))) from None
 
 

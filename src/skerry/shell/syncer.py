@@ -205,7 +205,8 @@ class SyncerShell:
         """
         record = telemetry.status(self.node.machine, self.server.bytes_in, self.server.bytes_out, time.time())
         record |= {"pid": os.getpid(), "address": self.server.address, "unwritten_bytes": self.node.log.waiting_bytes}
-        record["admin"] = str(self.doorkeeper.admin_file.relative_to(self.root)) if self.doorkeeper else ADMIN_TOKEN
+        proof = self.doorkeeper.admin_file if self.doorkeeper else None
+        record["admin"] = f"{proof.parent.name}/{proof.name}" if proof else ADMIN_TOKEN  # within the run directory
         record["turned_away"] = self.learners.turned_away.rows(time.monotonic())
         if self.node.is_disk_behind:
             record["waiting"] = f"for the disk: {size(self.node.log.waiting_bytes)} of merges are to be written"

@@ -61,7 +61,8 @@ class Store:
         self._files = files
         self._clock = clock
         self._readonly = readonly
-        self._stopped = ""  # why, once it has
+        self._stopped = ""  # why, once it has,
+        self._stopped_as = StoreError  # and what it says so by, to whoever comes later
         self._lock = threading.Lock()  # of the two below; held for a moment, never while a file is written
         self._written: set[str] = set()  # by this process, whole and under their names
         self._uncommitted: Counter[str] = Counter()  # how often each was put, or is being, and no commit has named it
@@ -101,7 +102,7 @@ class Store:
                 raise
         except FileNotFoundError as error:
             if readonly:
-                raise StoreError(f"{root} holds no store: check the path") from error
+                raise StoreError(f"{root} holds no run: check the path") from error
             raise _failure(root, "open", error) from error
         except OSError as error:
             raise _failure(root, "open", error) from error
@@ -279,7 +280,7 @@ class Store:
 
     def _check_open(self) -> None:
         if self._stopped:
-            raise StoreError(self._stopped)
+            raise self._stopped_as(self._stopped)
 
     @contextmanager
     def _reading(self, doing: str, what: str) -> Iterator[None]:
@@ -315,6 +316,7 @@ class Store:
         except OSError as error:
             failure = _failure(self.root, doing, error)
             self._stopped = f"{self.root}: stopped after a failed write or fsync, restart: {failure}"
+            self._stopped_as = type(failure)
             raise failure from error
         except BaseException as error:
             self._stopped = f"{self.root}: stopped, {doing} was broken off by {type(error).__name__}: restart"
