@@ -152,9 +152,9 @@ class _Straight(Inbox):
         super().__init__()
         self._take = take
 
-    def put_nowait(self, item: WireEvent | None) -> None:
-        if item is not None:
-            self._take(item)
+    def offer(self, item: WireEvent) -> bool:
+        self._take(item)
+        return True
 
 
 class Swarm(Client):
