@@ -40,6 +40,7 @@ from skerry.core.facts import (
 from skerry.core.ledger import MERGED
 from skerry.core.state import decode_fact, fold
 from skerry.proof.sim.world import World
+from skerry.run.history import History
 
 CONFIG = configs.Config(
     run=configs.Run(learners=3, steps=8),
@@ -184,10 +185,14 @@ def test_a_fold_may_hold_what_was_heard_and_not_written_yet():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_machines_in_bad_weather_write_nothing_that_is_wrong(seed):
-    """Two audits: one of the facts, one of the facts with a fold in their middle."""
+    """Two audits: one of the facts, one of the facts with a fold in their middle; and a history can be told of them."""
     world = World(seed)
     world.run()
     facts = [decode_fact(record) for record in world.oracle.tape]
+    told = History()
+    for at, fact in enumerate(facts):
+        told.take(float(at), fact)
+    assert told.record()["merges"] == told.state.merges > 0
     middle = len(facts) // 2
     for tape in (facts, [*facts[:middle], fold(facts[:middle]), *facts[middle:]]):
         audit = audited(tape)

@@ -3,18 +3,21 @@
 import json
 from functools import partial
 
+import msgspec
 import pytest
 
 from node.pair import Loop, Pair, config_of
 from run.test_prune import config as with_segments
 from run.test_prune import pruned, train
 from skerry.core.events import Interrupted, OrderGiven, Unlinked
-from skerry.core.facts import Committed, Evaluated, Ordered, Paused, PhaseChanged, Sample, Sampled
+from skerry.core.facts import Committed, Evaluated, LifeStarted, Ordered, Paused, PhaseChanged, Sample, Sampled
 from skerry.core.messages import DropLearner, ExtendRun, FinishRun, PauseRun, ReadmitLearner, SetKeys
 from skerry.core.state import RunState
 from skerry.errors import StoreError, TapeDamaged
 from skerry.node import telemetry
 from skerry.node.transitions import Transitions
+from skerry.page.feed import Feed
+from skerry.report.numbers import numbers_of
 from skerry.run import evaluations, history
 from skerry.run.facts import facts_of
 from skerry.run.history import History, history_in, tail
@@ -243,6 +246,47 @@ def test_an_order_to_a_run_that_is_paused_makes_no_death_of_its_pause(steered):
             assert seen.record()["learners"]["a"]["state"] == "expelled"
     kinds = [e["kind"] for e in seen.record()["events"]]
     assert "resume" in kinds and "restart" not in kinds
+
+
+def test_who_made_way_in_the_books_has_no_row_and_takes_nothing_from_the_sums(tmp_path):
+    """Full books forget a name that never took a step, for one that is new; it may come again like any other."""
+
+    def life(name, index, *forgotten):
+        return msgspec.msgpack.encode(LifeStarted(name, 1, f"{name}1", index, 700.0, forgotten=forgotten))
+
+    with Pair(tmp_path / "run", config_of(learners=2)) as pair:
+        pair.join("a")
+        pair.join("b")
+        pair.until(lambda: min(pair.versions) >= 3)
+        status = telemetry.status(pair.syncer.machine, 0, 0, 0.0)
+    with Store.open(pair.root) as store:
+        store.commit([life("nobody", 2)])
+        before = history_of(pair.root).record()
+        store.commit([life("next", 3, "nobody")])
+    after = history_of(pair.root).record()
+    assert before["learners"].keys() - after["learners"].keys() == {"nobody"} and "next" in after["learners"]
+    for name in ("tokens", "merges", "steps", "closes", "goodput"):
+        assert after[name] == before[name], name
+    assert {"nobody", "next"} <= {event["who"] for event in after["events"] if event["kind"] == "join"}
+    numbers = numbers_of(pair.root)
+    assert not numbers["audit"]["violations"] and numbers["history"]["learners"].keys() == {"a", "b", "next"}
+    assert "trouble" not in Feed(pair.root).look()
+    with Store.open(pair.root, readonly=True) as store:
+        summarise(tally(store), status, [], {})
+    with Store.open(pair.root) as store:
+        store.commit([life("nobody", 4, "next")])
+    assert history_of(pair.root).record()["learners"].keys() == {"a", "b", "nobody"}
+
+
+def test_who_was_forgotten_in_what_was_pruned_before_it_was_read_has_no_row(troubled):
+    with Store.open(troubled.root) as store:
+        encoded = msgspec.msgpack.encode
+        store.commit([encoded(LifeStarted("nobody", 1, "n1", 2, 700.0))])
+        seen = history_of(troubled.root)
+        fold = history_in(Store.open(troubled.root, readonly=True)).state
+    fold.apply(LifeStarted("next", 1, "p1", 3, 1400.0, forgotten=("nobody",)))
+    seen.take(seen.at + 1.0, fold)
+    assert seen.record()["learners"].keys() == {"a", "b", "next"}
 
 
 def test_time_counts_from_when_the_run_was_first_served(tmp_path):

@@ -215,7 +215,7 @@ def _check_whole(root: Path) -> None:
         return
     when_free(root, lambda: check_unused(root), voice.say)
     with Store.open(root, readonly=True) as store:
-        cut = last_words.cut_off(store, state_of(store.records) if store.records else None)
+        cut = last_words.cut_off(store, last_words.state_in(store) if store.records else None)
     if cut:
         raise Refusal(cut)
 

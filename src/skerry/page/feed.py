@@ -21,6 +21,7 @@ from skerry.errors import SkerryError, StoreError, one_line
 from skerry.page.headline import headline
 from skerry.run.history import History, tail
 from skerry.run.last_words import STATUS
+from skerry.run.sense import sensible
 from skerry.run.status import holders_of, status_of
 
 READ_S = 0.5  # of a look that are spent on a long tape; the rest is for the next look
@@ -86,18 +87,19 @@ class Feed:
     def _read_tape(self) -> None:
         """What came since the last look, as far as there is time for it."""
         until, is_new = time.monotonic() + READ_S, False
-        for one in self._tape:
-            self._is_behind = one is not None
-            if one is None:
-                break
-            self._fold.take(one.at, one.fact)
-            is_new = True
-            if time.monotonic() > until:
-                break
-        else:
-            raise StoreError(f"{self.root}: the tape was read to an end that it does not have")
-        if is_new:
-            self._history = _drawn(self._fold)
+        with sensible(lambda: self._tape.place):
+            for one in self._tape:
+                self._is_behind = one is not None
+                if one is None:
+                    break
+                self._fold.take(one.at, one.fact)
+                is_new = True
+                if time.monotonic() > until:
+                    break
+            else:
+                raise StoreError(f"{self.root}: the tape was read to an end that it does not have")
+            if is_new:
+                self._history = _drawn(self._fold)
 
 
 def _drawn(fold: History) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from skerry.run import evaluations, provenance
 from skerry.run.facts import Stamped, first_segment
 from skerry.run.history import History
 from skerry.run.last_words import SUMMARY, no_run, open_to_read
+from skerry.run.sense import sensible
 from skerry.run.status import status_of
 from skerry.store.files import contents
 from skerry.store.store import Store
@@ -63,7 +64,7 @@ def numbers_of(root: Path, show: Show = lambda done, total: None) -> dict[str, A
 def _read(root: Path, show: Show) -> tuple[History, Audit, int, str]:
     """One walk over the tape for both folds."""
     history, audit, merges = History(), Audit(), 0
-    with open_to_read(root) as store:
+    with open_to_read(root) as store, sensible(lambda: f"{root}/tape"):
         if not store.records:
             raise StoreError(no_run(store))
         on_tape = []

@@ -22,6 +22,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ from skerry.errors import FileMissing, StoreError
 from skerry.node import telemetry
 from skerry.node.transitions import closed_by
 from skerry.run import evaluations
-from skerry.run.facts import Stamped, entries_of, first_segment
+from skerry.run.facts import Stamped, first_segment, history_of
 from skerry.run.last_words import open_to_read
+from skerry.run.sense import place_of, sensible
 from skerry.run.series import How, Series
 from skerry.run.tally import data_parallel_bytes, steps_reached
 from skerry.store.store import Store
@@ -201,6 +203,8 @@ class History:
         accounts: list[Account | Past] = [*fold.ledger.accounts.values(), *fold.ledger.past.values()]
         self._bytes = [sum(a.bytes_up for a in accounts), sum(a.bytes_down for a in accounts)]
         self._merged_when_kept |= {kept.number: fold.ledger.merged for kept in fold.kept}
+        for name in self._learners.keys() - fold.lives:  # forgotten in what was pruned before it was read
+            self._forget(name)
         for name in fold.lives:
             self._learners.setdefault(name, _Learner(self.t, fold.merges, since=self.t))
         for name in fold.dropped:
@@ -320,6 +324,8 @@ class History:
 
     def _join(self, state: RunState, at: float, fact: LifeStarted) -> None:
         name = fact.learner
+        for gone in fact.forgotten:
+            self._forget(gone)
         if name not in self._learners:
             self._learners[name] = _Learner(self.t, state.merges, since=self.t)
             self._say(at, "join", name, f"{name} joined")
@@ -332,6 +338,12 @@ class History:
             one.fall, one.lost_life, one.since = one.lost, fact.life - 1, self.t
         one.state, one.is_out = "joined", False
         self._say(at, "join", name, f"{name} came back as another process, its life {fact.life}")
+
+    def _forget(self, name: str) -> None:
+        """It made way in the books without having worked: it has no row, and is in no sum. What the log says stays."""
+        self._learners.pop(name, None)
+        for key in [key for key in self._given_up if key[0] == name]:
+            del self._given_up[key]
 
     def _witness(self, state: RunState, at: float, fact: Witnessed) -> None:
         one, name = self._learners[fact.learner], fact.learner
@@ -581,13 +593,53 @@ class History:
 def history_in(store: Store) -> History:
     """All that a tape says, as far as it goes."""
     history = History()
-    for at, fact in entries_of(store):
+    for record in history_of(store):
+        fact = decode_fact(record.body)
         if history.state is None or not isinstance(fact, RunState):
-            history.take(at, fact)
+            with sensible(partial(place_of, store.root, record)):
+                history.take(record.at, fact)
     return history
 
 
-def tail(root: Path) -> Iterator[Stamped[Fact | RunState] | None]:
+class Tail:
+    """What a tape says, and then what is written to it; `place` is that of the fact that was given last."""
+
+    def __init__(self, root: Path) -> None:
+        self.place = f"{root}/tape"
+        self._entries = self._read(root)
+
+    def __repr__(self) -> str:
+        return f"<tail after {self.place}>"
+
+    def __iter__(self) -> Iterator[Stamped[Fact | RunState] | None]:
+        return self
+
+    def __next__(self) -> Stamped[Fact | RunState] | None:
+        return next(self._entries)
+
+    def _read(self, root: Path) -> Iterator[Stamped[Fact | RunState] | None]:
+        first, given = 0, _Given()
+        while True:
+            with open_to_read(root) as store:
+                begins = first_segment(store)
+                if begins <= first:
+                    raise StoreError(f"{root}/tape: a segment is gone that no prune took: restore it from a copy")
+                first = begins
+                try:
+                    for record in store.follow(first):
+                        if record is None:
+                            yield from given.fresh(root)
+                            yield None
+                        elif not record.is_fold or (record.segment, record.number) == (first, 0):
+                            fact = decode_fact(record.body)
+                            self.place = place_of(root, record)
+                            if not isinstance(fact, Evaluated) or given.is_fresh(fact):
+                                yield Stamped(record.at, fact)
+                except FileMissing:
+                    continue
+
+
+def tail(root: Path) -> Tail:
     """What a run's tape says from its beginning on, and then what is written to it, by whomever; it never ends.
 
     None is given whenever all that there is was read: look again a little later. Only whole commits are read, nothing
@@ -595,24 +647,7 @@ def tail(root: Path) -> Iterator[Stamped[Fact | RunState] | None]:
     once. The first is the run's creation, or a fold where the tape was pruned; one that was pruned before it was read
     goes on with a later fold.
     """
-    first, given = 0, _Given()
-    while True:
-        with open_to_read(root) as store:
-            begins = first_segment(store)
-            if begins <= first:
-                raise StoreError(f"{root}/tape: a segment is gone that no prune took: restore it from a copy")
-            first = begins
-            try:
-                for record in store.follow(first):
-                    if record is None:
-                        yield from given.fresh(root)
-                        yield None
-                    elif not record.is_fold or (record.segment, record.number) == (first, 0):
-                        fact = decode_fact(record.body)
-                        if not isinstance(fact, Evaluated) or given.is_fresh(fact):
-                            yield Stamped(record.at, fact)
-            except FileMissing:
-                continue
+    return Tail(root)
 
 
 class _Given:

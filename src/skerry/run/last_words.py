@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 
 from skerry.core.state import RunState, state_of
 from skerry.errors import StoreError
+from skerry.run.sense import sensible
 from skerry.store.files import contents
 from skerry.store.store import Store
 
@@ -39,7 +41,16 @@ def state_in(store: Store) -> RunState:
     """The run that a store holds; refused, with what is known of why, if it holds none."""
     if not store.records:
         raise StoreError(no_run(store))
-    return state_of(store.records)
+    number = -1
+
+    def told() -> Iterator[bytes]:
+        nonlocal number
+        for body in store.records:
+            number += 1
+            yield body
+
+    with sensible(lambda: f"{store.root}/tape/{store.tape.number:06d}.seg record {number}"):
+        return state_of(told())
 
 
 def no_run(store: Store) -> str:

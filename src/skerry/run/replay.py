@@ -35,6 +35,7 @@ from skerry.node.syncer import ABS_MAX
 from skerry.run.export import lineage_of, streamed
 from skerry.run.facts import first_segment, fragments_of, history_of
 from skerry.run.last_words import lacking, last_words, no_run
+from skerry.run.sense import place_of
 from skerry.store.store import RECORD, Store
 from skerry.store.tape import Record
 
@@ -109,15 +110,15 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
             before = fact.merges
         audit.take(fact)
         if audit.violations and not report.violations:
-            report.violations = [f"{_place(store, record)}: {line}" for line in audit.violations]
+            report.violations = [f"{place_of(store.root, record)}: {line}" for line in audit.violations]
         report.merges += isinstance(fact, Committed)
         if not report.violations and report.first_difference is None:
             try:
                 report.recomputed += walk.take(fact)
             except Different as difference:
-                report.first_difference = f"{_place(store, record)}: {difference}"
+                report.first_difference = f"{place_of(store.root, record)}: {difference}"
             except FileDamaged as error:
-                raise FileDamaged(f"{_place(store, record)}: {error}") from None
+                raise FileDamaged(f"{place_of(store.root, record)}: {error}") from None
         if isinstance(fact, Committed):
             show(report.merges, max(report.merges, known.merges - before if known else 0))
     if record is None:
@@ -157,11 +158,7 @@ def _decode(store: Store, record: Record) -> Fact | RunState:
     try:
         return decode_fact(record.body)
     except TapeUnknown as error:
-        raise TapeUnknown(f"{_place(store, record)}: {error}") from None
-
-
-def _place(store: Store, record: Record) -> str:
-    return f"{store.root}/tape/{record.segment:06d}.seg record {record.number} at byte {record.offset}"
+        raise TapeUnknown(f"{place_of(store.root, record)}: {error}") from None
 
 
 def _known(store: Store) -> RunState | None:

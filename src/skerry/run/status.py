@@ -20,6 +20,7 @@ from skerry.run import evaluations
 from skerry.run.export import lineage_of
 from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in, strange
 from skerry.run.room import free_disk
+from skerry.run.sense import sensible
 from skerry.store.files import contents
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
 from skerry.store.store import Store
@@ -35,12 +36,13 @@ def status_of(root: Path) -> dict[str, Any]:
     record = _last_status(root)
     if syncer is not None and record.get("pid") == syncer.pid:
         return record | _about("served", syncer, supervisor, record["at"])
-    with open_to_read(root) as store:
+    with open_to_read(root) as store, sensible(lambda: f"{root}/tape"):
         state = state_in(store)
         is_paused = _is_paused(store.records)
         said_at = _closed_at(store) if state.phase == "closed" else _last_at(store, is_paused)
         warning = cut_off(store, state) or strange(root)
         curve = evaluations.curve(root, store.records)
+        record, lineage = telemetry.recorded(state, said_at), lineage_of(state.created)
     serving: Serving = "paused" if is_paused else "died" if state.epoch else "new"
     if state.phase == "closed":
         serving = "closed"
@@ -48,12 +50,12 @@ def status_of(root: Path) -> dict[str, Any]:
         serving = "starting"
     elif supervisor is not None:
         serving = "away"
-    record = telemetry.recorded(state, said_at) | _about(serving, syncer, supervisor, said_at)
+    record |= _about(serving, syncer, supervisor, said_at)
     if serving == "starting":
         record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
     if serving == "died":
         record["free_bytes"] = free_disk(root)  # it may have died of that
-    if lineage := lineage_of(state.created):
+    if lineage:
         record["lineage"] = lineage
     if curve:
         record |= {"evaluated": curve[-1], "curve": curve}
