@@ -51,7 +51,7 @@ def test_a_machine_is_told_one_object_each_time(call):
     [
         (["issue", "run", "A b"], "learner name 'A b': use 1 to 64 of"),
         (["issue", "run", "../a"], "learner name '../a': use 1 to 64 of"),
-        (["issue", "run", "--", "-a"], "learner name '-a': begin it with a letter or a digit"),
+        (["issue", "run", "--", "-a"], "learner name '-a': use 1 to 64 of"),
         (["issue", "run", "taken"], "taken.key: is in the way: move it, or name another file with --out"),
         (["issue", "run", "a", "--out", "no/a.key"], "no/a.key: cannot be written (No such file or directory)"),
         (["issue", "run", "a", "--days", "0"], "argument --days"),

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 
+import msgspec
 import pytest
 
 from cli.called import called
@@ -15,7 +16,7 @@ from shell.test_syncer import Serving, train
 from skerry.cli import live
 from skerry.cli.status import progress_of, serving_of
 from skerry.core.events import Interrupted
-from skerry.core.facts import Evaluated
+from skerry.core.facts import EpochStarted, Evaluated, LifeStarted
 from skerry.core.messages import SetKeys
 from skerry.run.evaluations import EVALUATIONS, keep, put_on_tape
 from skerry.run.genesis import create_run, read_genesis
@@ -273,3 +274,14 @@ def test_a_syncer_that_died_of_a_full_disk_is_said_to_have_and_how_to_make_room(
     said = serving_of(record | {"free_bytes": 0}, pair.root)
     assert "the disk is full" in said and f"skerry prune {pair.root}" in said
     assert "its syncer died" in serving_of(record | {"free_bytes": 1 << 30}, pair.root)
+
+
+def test_no_escape_code_of_a_tape_that_nobody_serves_reaches_a_terminal(tmp_path, look):
+    escape = "\x1b[31m\x1b]0;owned\x07\r\n\u202e"
+    with Store.open(tmp_path / "run") as store:
+        create_run(store, config_of(), *read_genesis(write_genesis(tmp_path / "genesis.safetensors")))
+        facts = (EpochStarted(1), LifeStarted(escape, 1, escape, 0, 0.0))
+        store.commit([msgspec.msgpack.encode(fact) for fact in facts])
+    shown, record = look(tmp_path / "run")
+    assert all(c.isprintable() or c == "\n" for c in shown) and "\\x1b[31m" in shown
+    assert all(name.isprintable() for name in record["learners"])

@@ -10,8 +10,12 @@ from rich.console import Console
 from cli.called import called
 from skerry import cli
 from skerry.cli import live, status, voice
+from skerry.cli.top import ORDERS, View, ordered
+from skerry.cli.watching import Look
 from skerry.errors import LINE_CHARS_MAX, printable
 from skerry.node.record import RECORD_BYTES_MAX, ROWS_MAX, legible
+from skerry.page.headline import headline
+from skerry.page.metrics import exposition
 
 ESCAPE = "\x1b[31m\x1b]0;owned\x07\r\n\u202e"
 LEARNER = {
@@ -59,7 +63,7 @@ def test_no_escape_code_reaches_a_terminal():
     assert all(c.isprintable() or c == "\n" for c in seen) and "\\x1b[31m" in seen
 
 
-@pytest.mark.parametrize("number", [None, 0, 1e-320, 5e-324, 1e308, -1e308, 2**63, -1])
+@pytest.mark.parametrize("number", [None, 0, 1e-320, 5e-324, 1e308, -1e308, 2**63, -(2**63), -1, 10**400, -(10**400)])
 def test_no_number_ends_who_looks(number):
     def numbered(value):
         if isinstance(value, dict):
@@ -79,7 +83,48 @@ def test_no_number_ends_who_looks(number):
     }  # fmt: skip
     found = legible(json.dumps(record).encode())
     assert shown(found)
-    assert number is not None or math.isnan(found["merges"]), "JSON has no infinity: the writer wrote null"
+    is_none = number is None or (isinstance(number, int) and abs(number) > 2**63)
+    assert not is_none or math.isnan(found["merges"]), "JSON has no infinity: the writer wrote null"
+
+
+FULL = RECORD | {
+    "evaluated": {"progress": 0.1, "tokens": 1, "at": 1.0, "figures": {"loss": 2.0}}, "refused": {"late": 1},
+    "disk": {"free_bytes": 1, "needed_bytes": 1}, "sync_every_reached": 4.0, "sync_every_configured": 4, "orders": 1,
+    "turned_away": [{"who": "a", "why": "b", "count": 1, "ago_s": 1.0}], "dropped": ["c"], "ahead": {"d": "why"},
+    "learners": {"a": LEARNER | {"round_steps": 1.0}},
+}  # fmt: skip
+GONE = object()
+
+
+def spoiled_by(value, other):
+    """The same in which one thing, wherever it is, is another, or gone: each in its turn."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        rest = [(k, v) for k, v in (value.items() if isinstance(value, dict) else enumerate(value)) if k != key]
+        inner = spoiled_by(each, other) if isinstance(each, dict | list) else ()
+        for put in [*([] if other is GONE else [other]), *inner]:
+            yield dict([*rest, (key, put)]) if isinstance(value, dict) else [put, *(v for _, v in rest)]
+        if other is GONE:
+            yield dict(rest) if isinstance(value, dict) else [v for _, v in rest]
+
+
+@pytest.mark.parametrize(
+    "other", [GONE, None, 1e308, -1e308, 10**400, -5, "text", [], {}, True],
+    ids=["gone", "null", "1e308", "-1e308", "long", "negative", "text", "list", "table", "true"],
+)  # fmt: skip
+def test_whatever_one_thing_in_a_status_is_it_is_shown_everywhere_or_refused(other):
+    count = 0
+    for record in spoiled_by(FULL, other):
+        try:
+            found = legible(json.dumps(record).encode())
+        except ValueError:
+            continue
+        count += 1
+        assert shown(found)
+        r = found | {"serving": "served", "age_s": 0.1}
+        assert View("host:1", Look(r)).page(200, 40) and [ordered(r, order) for order in ORDERS]
+        assert headline(r) and exposition({"status": r, "disk_free_bytes": 1})
+        cli.print_json(r)
+    assert count > 2, "nothing was shown"
 
 
 @pytest.mark.parametrize(

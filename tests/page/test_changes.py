@@ -1,12 +1,19 @@
 """What is sent of a record is enough to have it again, and is small where little has changed."""
 
 import math
+import shutil
+import subprocess
+from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skerry import page
 from skerry.page.changes import applied, changes
+
+STATIC = Path(page.__file__).parent / "static"
 
 scalars = st.none() | st.integers(-5, 5) | st.text(max_size=3)
 values = st.recursive(
@@ -43,3 +50,24 @@ def test_a_series_that_grows_is_sent_by_its_end():
 
 def test_a_number_that_there_is_not_has_not_changed():
     assert changes({"loss": math.nan}, {"loss": math.nan}) is None
+
+
+def test_what_a_page_is_told_is_read_into_tables_without_a_prototype():
+    said = {file.name: file.read_text() for file in STATIC.glob("*.js")}
+    assert [name for name, text in said.items() if "JSON.parse(" in text or ".json()" in text] == ["changes.js"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript beside a browser here")
+def test_a_name_that_is_a_property_of_all_tables_is_a_name_like_any_other(tmp_path):
+    (tmp_path / "changes.mjs").write_text((STATIC / "changes.js").read_text())
+    (tmp_path / "page.mjs").write_text("""
+        import { applied, parsed } from "./changes.mjs";
+        let record = parsed('{"learners": {"a": {"steps": 1}}}');
+        record = applied(record, parsed('{"in": {"learners": {"set": {"__proto__": {"steps": 5}}}}}'));
+        record = applied(record, parsed('{"in": {"learners": {"in": {"__proto__": {"set": {"steps": 6}}}}}}'));
+        const steps = Object.entries(record.learners).map(([name, each]) => `${name} ${each.steps}`);
+        applied(record, parsed('{"in": {"learners": {"gone": ["__proto__"]}}}'));
+        console.log(steps.join(), Object.keys(record.learners).join(), ({}).steps);
+    """)
+    found = subprocess.run(["node", tmp_path / "page.mjs"], capture_output=True, text=True, check=True)
+    assert found.stdout == "a 1,__proto__ 6 a undefined\n"

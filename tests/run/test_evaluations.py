@@ -10,9 +10,11 @@ from skerry.core.events import Interrupted
 from skerry.core.facts import Evaluated
 from skerry.core.state import state_of
 from skerry.errors import FileDamaged, Refusal, StoreError
-from skerry.run.evaluations import EVALUATIONS, fact_of, keep, put_on_tape, read, state_in, waiting
+from skerry.run.evaluations import EVALUATIONS, curve, fact_of, keep, newest, put_on_tape, read, state_in, waiting
 from skerry.run.export import read_model
 from skerry.run.facts import facts_of
+from skerry.run.last_words import STATUS, SUMMARY, last_words
+from skerry.run.provenance import PROVENANCE, commands_of
 from skerry.run.replay import replay
 from skerry.run.status import status_of
 from skerry.run.tally import tally
@@ -119,10 +121,36 @@ def test_a_crash_behind_the_commit_doubles_nothing(root):
     assert len(on_tape(root)) == 1 and not (root / EVALUATIONS).exists()
 
 
-def test_what_is_no_evaluation_is_refused(root):
-    (root / EVALUATIONS).write_bytes(b"[]\n")
+LINE = b'{"type":"Evaluated","versions":[%s],"progress":%s,"tokens":%s,"figures":{"%s":%s},"at":%s}\n'
+LONG = b"1" + b"0" * 400
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        b"[]\n", b"\xff\n", b"[" * 10**5, b'{"type":' + b"[" * 10**5,
+        LINE % (b"1", b"0.1", LONG, b"loss", b"1", b"1"), LINE % (LONG, b"0.1", b"1", b"loss", b"1", b"1"),
+        LINE % (b"1", LONG, b"1", b"loss", b"1", b"1"), LINE % (b"1", b"0.1", b"1", b"loss", LONG, b"1"),
+        LINE % (b"1", b"0.1", b"1", b"loss", b"1", b"1e300"), LINE % (b"1", b"0.1", b"-1", b"loss", b"1", b"1"),
+        LINE % (b"1", b"0.1", b"1", b"\xff\xfe", b"1", b"1"),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_what_is_no_evaluation_is_refused_and_ends_nobody_who_looks(root, spoiled):
+    """A syncer puts the newest into each status, and a command that reads the run shows what it can."""
+    (root / EVALUATIONS).write_bytes(spoiled)
     with pytest.raises(StoreError, match=r"evaluations.jsonl: cannot be read"):
         waiting(root)
+    with Store.open(root, readonly=True) as store:
+        assert newest(root) is None and curve(root, store.records) == []
+    assert status_of(root)["serving"] == "closed"
+
+
+def test_spoiled_files_beside_the_tape_end_nobody_who_looks(root):
+    for spoiled in (b"\xff", b'{"at":1.0,"command":"\xff","versions":{}}\n', b"[" * 10**5, LONG):
+        for name in (PROVENANCE, STATUS, SUMMARY):
+            (root / name).write_bytes(spoiled)
+        assert commands_of(root) == [] and last_words(root) == [] and status_of(root)["serving"] == "closed"
 
 
 def test_readers_of_the_tape_know_it(root):

@@ -72,7 +72,7 @@ def _go_on_locally(parent: Path, root: Path, learners: int) -> None:
     """A fork of a local run is one, which skerry train goes on with; learners are as quick as there, if as many."""
     try:
         speeds = msgspec.json.decode(contents(parent / LOCAL), type=Local).speeds
-    except (OSError, msgspec.DecodeError):  # of a run that skerry syncer began
+    except (OSError, ValueError, RecursionError):  # of a run that skerry syncer began
         return
     note_speeds(root, speeds if len(speeds) == learners else [])
 

@@ -267,7 +267,7 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     config = configs.decode(state.config)
     try:
         speeds = msgspec.json.decode(contents(run_dir / LOCAL), type=Local).speeds
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         speeds = []
     return run_dir, config, speeds or [1.0] * config.run.learners
 

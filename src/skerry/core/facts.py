@@ -9,13 +9,16 @@ and with the default that says what was true before it; none is taken away or gi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage, Verb
 
 RULES = 3  # of decisions; a run and its audit go by those it began with
+
+Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in a file beside the tape, which holds none larger
+Moment = Annotated[float, Meta(ge=-1e9, le=1e11)]  # as the tape takes time stamps
 
 
 class Lineage(Struct, frozen=True):
@@ -344,11 +347,11 @@ class Injected(Struct, frozen=True, tag=True):
 class Evaluated(Struct, frozen=True, tag=True):
     """What the model was worth, by whoever measured it beside the run; written once the run was closed."""
 
-    versions: tuple[int, ...]  # by fragment
-    progress: float
-    tokens: int  # that were merged into it, in tokens x fragments
+    versions: tuple[Whole, ...]  # by fragment
+    progress: Annotated[float, Meta(ge=0.0, le=1.0)]
+    tokens: Whole  # that were merged into it, in tokens x fragments
     figures: dict[str, float | None]  # by name; "loss" is the built-in model's, in nats a byte; None: not finite
-    at: float  # wall-clock seconds
+    at: Moment  # wall-clock seconds
 
 
 class Restored(Struct, frozen=True, tag=True):

@@ -617,7 +617,7 @@ def phase_of(run_dir: Path) -> Literal["closed"] | str:
 def read_ends(run_dir: Path) -> Ends | None:
     try:
         return msgspec.json.decode(contents(run_dir / ENDS), type=Ends)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -57,7 +57,7 @@ from skerry.wire.quotas import Places
 from skerry.wire.repeats import Lines, Repeats
 from skerry.wire.transport import Endpoint, Instructed, Lost, Opened, Received, Sent, WireEvent
 
-NAME = re.compile(r"[a-z0-9._-]{1,64}")
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of a file, too, and of a row in tables of any kind
 SILENT_SPARE = 8  # peers that said no hello, beside as many as there are learners: all may come at once
 TURNED_AWAY_SAYS_S = 10.0  # at most one line in this time about a syncer that will not have a learner at present
 COMINGS_BURST = 512.0  # lines about who joined and who was lost: all of a large run may come at once
@@ -67,6 +67,12 @@ ANY = 'skerry.Learner(frozen="any") takes part with whatever it has'
 
 log = logging.getLogger("skerry.syncer")
 learner_log = logging.getLogger("skerry.learner")
+
+
+def no_name(name: str) -> str:
+    """What is said of a learner's name that is none."""
+    known = "use 1 to 64 of a-z, 0-9, '.', '_' and '-', and begin with a letter or a digit"
+    return f"learner name {name[:80]!r}: {known}"
 
 
 def lane_of(message: Message) -> int:
@@ -208,7 +214,7 @@ class Learners:
 
     def _misfit(self, hello: Hello) -> str:
         if not NAME.fullmatch(hello.learner):
-            return f"learner name {hello.learner[:80]!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+            return no_name(hello.learner)
         if hello.layout_digest == self.node.layout.digest:
             return self._other_base(hello)
         if len(hello.layout) > COMPARED_BYTES_MAX:

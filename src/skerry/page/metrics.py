@@ -78,7 +78,8 @@ def _of_work(status: Mapping[str, Any]) -> Iterator[Metric]:
     tokens = status["tokens"]
     fates = {"merged": tokens["merged"], **tokens["discarded"]}
     yield _counter("skerry_merges", "Merges committed.", status["merges"])
-    contributions = round(status["contributors_mean"] * status["merges"])
+    merged = status["contributors_mean"] * status["merges"]
+    contributions = round(merged) if math.isfinite(merged) else merged
     yield _counter("skerry_contributions_merged", "Contributions in these merges.", contributions)
     yield _counter("skerry_tokens_produced", "Tokens that learners reported to have worked on.", tokens["produced"])
     yield _counters("skerry_tokens", "Tokens whose work has its fate: merged, or why it was not.", "fate", fates)

@@ -111,10 +111,10 @@ def _held_out(root: Path) -> dict[str, float]:
     """The built-in trainer's, if it has ended."""
     try:
         summary = msgspec.json.decode(contents(root / SUMMARY))
-    except (OSError, msgspec.DecodeError):
+        said = summary if isinstance(summary, dict) else {}
+        return {name: float(said[name]) for name in HELD_OUT if isinstance(said.get(name), int | float)}
+    except (OSError, ValueError, OverflowError, RecursionError):  # also of bytes that are no text
         return {}
-    said = summary if isinstance(summary, dict) else {}
-    return {name: float(said[name]) for name in HELD_OUT if isinstance(said.get(name), int | float)}
 
 
 def _ordered(state: RunState) -> dict[str, Any]:

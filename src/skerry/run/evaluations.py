@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from skerry.core.facts import Evaluated
 from skerry.core.state import KeptVersion, RunState, decode_fact
-from skerry.errors import StoreError
+from skerry.errors import StoreError, one_line
 from skerry.run import last_words
 from skerry.run.export import read_model
 from skerry.run.facts import read_run
@@ -27,6 +27,7 @@ from skerry.store.files import contents, put_in_place
 from skerry.store.store import Store
 
 EVALUATIONS = "evaluations.jsonl"
+UNREADABLE = (OSError, ValueError, OverflowError, RecursionError)  # all that a file may do to who reads its lines
 
 
 class Model(NamedTuple):
@@ -73,15 +74,15 @@ def waiting(root: Path) -> list[Evaluated]:
         return [msgspec.json.decode(line, type=Evaluated) for line in contents(path).splitlines()]
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.DecodeError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}): mend it, or take it away") from None
+    except UNREADABLE as error:
+        raise StoreError(f"{path}: cannot be read ({one_line(str(error))}): mend it, or take it away") from None
 
 
 def newest(root: Path) -> dict[str, Any] | None:
     """What was found last and is not on the tape yet, for a status; that it cannot be read is for `waiting` to say."""
     try:
         return shown(msgspec.json.decode(contents(root / EVALUATIONS).splitlines()[-1], type=Evaluated))
-    except (OSError, IndexError, msgspec.DecodeError):
+    except (*UNREADABLE, IndexError):
         return None
 
 

@@ -40,7 +40,7 @@ from cryptography import x509
 
 from skerry.core.vocabulary import LOCAL_ADMIN
 from skerry.errors import DiskFull, KeysError, LocalError
-from skerry.node.peers import NAME
+from skerry.node.peers import NAME, no_name
 from skerry.run import certificates
 from skerry.run.certificates import Private, Role
 from skerry.store.lock import NO_ROOM, locker_of
@@ -112,9 +112,7 @@ class Keys:
 
     def check_name(self, name: str) -> None:
         if not NAME.fullmatch(name):
-            raise KeysError(f"learner name {name[:80]!r}: use 1 to 64 of a-z, 0-9, '.', '_' and '-'")
-        if not name[0].isalnum():  # it is a file's name, too
-            raise KeysError(f"learner name {name!r}: begin it with a letter or a digit")
+            raise KeysError(no_name(name))
 
     def issue(
         self,

@@ -111,7 +111,7 @@ def last_words(root: Path) -> Words:
     for name in (SUMMARY, STATUS):
         try:
             said = msgspec.json.decode(contents(root / name))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):  # also of bytes that are no text
             continue
         if isinstance(said, dict) and isinstance(said.get("merges"), int):
             words.append((name, said))

@@ -44,7 +44,7 @@ def commands_of(root: Path) -> list[Started]:
     """As far as they were noted; what cannot be read is nobody's loss."""
     try:
         return [msgspec.json.decode(line, type=Started) for line in contents(root / PROVENANCE).splitlines()]
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # also of bytes that are no text
         return []
 
 

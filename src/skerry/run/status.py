@@ -15,7 +15,7 @@ from skerry.core.facts import Checkpointed, Evaluated, Ordered, Paused, PhaseCha
 from skerry.core.state import decode_fact
 from skerry.errors import StoreError, StoreInUse
 from skerry.node import telemetry
-from skerry.node.record import legible
+from skerry.node.record import fitted, legible
 from skerry.run import evaluations
 from skerry.run.export import lineage_of
 from skerry.run.last_words import STATUS, cut_off, open_to_read, state_in, strange
@@ -50,15 +50,15 @@ def status_of(root: Path) -> dict[str, Any]:
         serving = "starting"
     elif supervisor is not None:
         serving = "away"
-    record |= _about(serving, syncer, supervisor, said_at)
-    if serving == "starting":
-        record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
-    if serving == "died":
-        record["free_bytes"] = free_disk(root)  # it may have died of that
     if lineage:
         record["lineage"] = lineage
     if curve:
         record |= {"evaluated": curve[-1], "curve": curve}
+    record = fitted(record) | _about(serving, syncer, supervisor, said_at)
+    if serving == "starting":
+        record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
+    if serving == "died":
+        record["free_bytes"] = free_disk(root)  # it may have died of that
     return record | ({"warning": warning} if warning else {})
 
 

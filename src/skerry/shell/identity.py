@@ -166,4 +166,4 @@ def read_secret(file: str | Path, what: str) -> bytes:
 def _own_name() -> str:
     """Of this host and process, so that every start is somebody else."""
     host = "".join(c if c.isalnum() or c in "._-" else "-" for c in os.uname().nodename.lower())
-    return f"{host[:48]}-{os.getpid()}"
+    return f"{host.lstrip('._-')[:48] or 'learner'}-{os.getpid()}"

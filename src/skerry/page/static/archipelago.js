@@ -81,7 +81,7 @@ export class Archipelago {
   }
 
   move(record, learners) {
-    const now = { merges: record.status?.merges ?? 0, up: {} };
+    const now = { merges: record.status?.merges ?? 0, up: Object.create(null) };
     for (const [name, each] of Object.entries(learners)) now.up[name] = each.bytes_up ?? 0;
     const before = this.before;
     this.before = now;
@@ -119,7 +119,7 @@ export class Archipelago {
   }
 
   tell(learners, names, mood) {
-    const counts = {};
+    const counts = Object.create(null);
     for (const name of names) counts[learners[name].state] = (counts[learners[name].state] ?? 0) + 1;
     const told = Object.entries(counts).map(([state, n]) => `${n} ${state}`);
     this.svg.setAttribute("aria-label", names.length ? `${counted(names.length, "learner")}: ${told.join(", ")}` : "no learner yet");

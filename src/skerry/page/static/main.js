@@ -1,7 +1,7 @@
 // The page: gets the record of the run once, is told what changes of it, and has each part drawn anew from it.
 // Everything that is shown follows from the record, which the server keeps bounded; so does what this page holds.
 
-import { applied } from "./changes.js";
+import { applied, parsed } from "./changes.js";
 import { Archipelago } from "./archipelago.js";
 import { drawCharts } from "./charts.js";
 import { drawMap, drawRounds } from "./maps.js";
@@ -50,7 +50,7 @@ async function begin() {
   try {
     const answer = await fetch("api/run", { cache: "no-store" });
     if (!answer.ok) throw new Error(await answer.text());
-    const { number, record: whole } = await answer.json();
+    const { number, record: whole } = parsed(await answer.text());
     record = whole;
     drawSoon();
     follow(number);
@@ -70,12 +70,12 @@ function follow(number) {
   source.addEventListener("beat", heard);
   source.addEventListener("change", (event) => {
     heard();
-    record = applied(record, JSON.parse(event.data));
+    record = applied(record, parsed(event.data));
     drawSoon();
   });
   source.addEventListener("whole", (event) => {
     heard();
-    record = JSON.parse(event.data).record;
+    record = parsed(event.data).record;
     drawSoon();
   });
   source.onerror = () => {
