@@ -18,7 +18,7 @@ from skerry.core.vocabulary import Flaw, Refusal
 NAMES_PER_LEARNER, NAMES_MIN = 10, 1000  # that a run's books have room for
 FORGOTTEN_S = 600.0  # after which a name that never took a step may be forgotten
 LIFE_S, LIVES_AT_ONCE = 10.0, 60  # a name may begin so many lives in ten minutes, and then one in so long
-LINKS_PER_S, LINKS_BURST = 0.5, 60.0  # that a name may begin: one that is lost is a record on the tape
+LINKS_PER_S, LINKS_BURST = 5.0, 60.0  # that a name may begin: one that is lost is a record on the tape
 SPARE_MIN = 4  # places beside those of the learners that a run expects
 SUM_MAX = 1 << 62  # of all work in a run's books: more cannot be written down
 
