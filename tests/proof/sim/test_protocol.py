@@ -76,6 +76,7 @@ BROKEN = {
     1867: "a syncer that died right behind the record of the end, and was away for long",
     2832: "the end began in the warm stage, and a restarted syncer asked for the H of that",
     7794: "steps without a version that were merged before anybody knew that they were done alone for too long",
+    1795038909: "turned out while a merge of its work waited for the disk, and another of that fragment was under way",
     1795010856: "a learner that was dropped and readmitted before it heard of either, and went on in its life",
     1794973797: "the first of two stretches done alone, which no syncer lived to write down",
 }

@@ -334,11 +334,11 @@ class Oracle:
         if row.fate == MERGED:
             self.merged_seq[row.learner, row.life, row.fragment] = row.seq
 
-    def expelled(self, learner: str, merging: Iterable[Contribution]) -> None:
-        """A syncer hears that the learner is turned out: of its work only what is being merged may still be."""
+    def expelled(self, learner: str, ordered: Iterable[Contribution]) -> None:
+        """A syncer hears that the learner is turned out: of its work only what it has ordered to merge may still be."""
         if learner not in self.turned_out:
             self.turned_out.add(learner)
-            its = [c for c in merging if c.learner == learner]
+            its = [c for c in ordered if c.learner == learner]
             self.last_of_them = {(c.learner, c.life, c.fragment, c.seq) for c in its}
             self.saw["turned out"] += 1
             self.saw["turned out while merged"] += any(

@@ -105,6 +105,7 @@ class SyncerProcess:
         self._tape_number = 0  # of the segment that was last seen to be written to
         self._tickets: dict[int, Callable[[Outcome], None]] = {}  # who waits for what becomes of an order
         self._merging: dict[int, Sequence[Contribution]] = {}  # fragment -> what its last merge is of
+        self._ordered: list[Contribution] = []  # of all merges: one that has ended may wait for the disk behind others
 
     def start(self) -> None:
         """Open the directory and serve; anything may go wrong on the way, and then the process is gone."""
@@ -217,6 +218,7 @@ class SyncerProcess:
 
     def merging(self, order: Merge) -> None:
         self._merging[order.decision.fragment] = order.contributions
+        self._ordered += order.contributions
         if self.is_to_end and self.world.faults.is_on:
             self.world.at(0.0, self.interrupt)
 
@@ -243,7 +245,7 @@ class SyncerProcess:
         if (asleep_s := self.paused_until - self.world.now) > 0:
             self.world.at(asleep_s, lambda: self.expel(learner))
         elif self.is_serving and not self.node.finished:
-            self.world.oracle.expelled(learner, [c for merged in self._merging.values() for c in merged])
+            self.world.oracle.expelled(learner, self._ordered)
             self.guarded(lambda: self.learners.expel(learner, "its key was revoked", self.clock()))
 
     def interrupt(self) -> None:
