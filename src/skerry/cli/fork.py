@@ -26,7 +26,7 @@ from skerry.run.evaluations import state_in
 from skerry.run.export import lineage_of
 from skerry.run.fork import BUDGETS, Overrides, fork, taken_over
 from skerry.run.holding import when_free
-from skerry.store.files import contents
+from skerry.store.files import UNREADABLE, contents
 from skerry.train.shapes import with_pack
 
 
@@ -72,7 +72,7 @@ def _go_on_locally(parent: Path, root: Path, learners: int) -> None:
     """A fork of a local run is one, which skerry train goes on with; learners are as quick as there, if as many."""
     try:
         speeds = msgspec.json.decode(contents(parent / LOCAL), type=Local).speeds
-    except (OSError, ValueError, RecursionError):  # of a run that skerry syncer began
+    except UNREADABLE:  # of a run that skerry syncer began
         return
     note_speeds(root, speeds if len(speeds) == learners else [])
 

@@ -27,7 +27,7 @@ from skerry.run.holding import when_free
 from skerry.run.last_words import cut_off, open_to_read, state_in
 from skerry.run.tally import tally
 from skerry.shell.syncer import write_json
-from skerry.store.files import contents
+from skerry.store.files import UNREADABLE, contents
 from skerry.store.store import Store, check_unused
 from skerry.train.data import open_data
 from skerry.train.held_out import HeldOut
@@ -267,7 +267,7 @@ def _resumed(options: argparse.Namespace, overrides: list[tuple[str, Any]]) -> t
     config = configs.decode(state.config)
     try:
         speeds = msgspec.json.decode(contents(run_dir / LOCAL), type=Local).speeds
-    except (OSError, ValueError, RecursionError):
+    except UNREADABLE:
         speeds = []
     return run_dir, config, speeds or [1.0] * config.run.learners
 

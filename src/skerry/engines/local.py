@@ -30,7 +30,7 @@ from skerry.run.status import holders_of, status_of
 from skerry.shell.stop import stop
 from skerry.shell.syncer import few_files
 from skerry.store import lock
-from skerry.store.files import contents, opened
+from skerry.store.files import UNREADABLE, contents, opened
 from skerry.text import near
 
 HAND_OVER_S = 5.0  # beyond learner.leave_timeout_s, for a learner: a loop finishes its step, torchrun ends its workers
@@ -151,7 +151,7 @@ def _typed(env: Mapping[str, str], words: Sequence[str], folder: Path | None) ->
 def members(record: Record) -> list[Member]:
     try:
         found = msgspec.json.decode(contents(Path(record.folder) / MEMBERS), type=list[Member])
-    except (OSError, ValueError, RecursionError):
+    except UNREADABLE:
         return []
     if is_up(record):
         return [_told(member, _status(record)) for member in found]

@@ -40,7 +40,7 @@ from skerry.engines.command import folder_of, learner_argv, learner_env, meeting
 from skerry.errors import one_line
 from skerry.node.record import legible
 from skerry.run.keys import Keys
-from skerry.store.files import appended, contents, put_in_place
+from skerry.store.files import UNREADABLE, appended, contents, put_in_place
 
 NAMESPACE = "skerry"
 SYNCER = "syncer"
@@ -617,7 +617,7 @@ def phase_of(run_dir: Path) -> Literal["closed"] | str:
 def read_ends(run_dir: Path) -> Ends | None:
     try:
         return msgspec.json.decode(contents(run_dir / ENDS), type=Ends)
-    except (OSError, ValueError, RecursionError):
+    except UNREADABLE:
         return None
 
 

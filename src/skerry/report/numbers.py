@@ -23,7 +23,7 @@ from skerry.run.history import History
 from skerry.run.last_words import SUMMARY, no_run, open_to_read
 from skerry.run.sense import sensible
 from skerry.run.status import status_of
-from skerry.store.files import contents
+from skerry.store.files import UNREADABLE, contents
 from skerry.store.store import Store
 
 Show = Callable[[int, int], None]  # how many bytes of the tape are read, and how many there are
@@ -113,7 +113,7 @@ def _held_out(root: Path) -> dict[str, float]:
         summary = msgspec.json.decode(contents(root / SUMMARY))
         said = summary if isinstance(summary, dict) else {}
         return {name: float(said[name]) for name in HELD_OUT if isinstance(said.get(name), int | float)}
-    except (OSError, ValueError, OverflowError, RecursionError):  # also of bytes that are no text
+    except UNREADABLE:
         return {}
 
 

@@ -23,11 +23,10 @@ from skerry.run import last_words
 from skerry.run.export import read_model
 from skerry.run.facts import read_run
 from skerry.run.rollback import kept_version
-from skerry.store.files import contents, put_in_place
+from skerry.store.files import UNREADABLE, contents, put_in_place
 from skerry.store.store import Store
 
 EVALUATIONS = "evaluations.jsonl"
-UNREADABLE = (OSError, ValueError, OverflowError, RecursionError)  # all that a file may do to who reads its lines
 
 
 class Model(NamedTuple):

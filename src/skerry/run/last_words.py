@@ -18,7 +18,7 @@ import msgspec
 from skerry.core.state import RunState, state_of
 from skerry.errors import StoreError
 from skerry.run.sense import sensible
-from skerry.store.files import contents
+from skerry.store.files import UNREADABLE, contents
 from skerry.store.store import Store
 
 STATUS = "status.json"
@@ -111,7 +111,7 @@ def last_words(root: Path) -> Words:
     for name in (SUMMARY, STATUS):
         try:
             said = msgspec.json.decode(contents(root / name))
-        except (OSError, ValueError, RecursionError):  # also of bytes that are no text
+        except UNREADABLE:
             continue
         if isinstance(said, dict) and isinstance(said.get("merges"), int):
             words.append((name, said))

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from skerry import __version__
-from skerry.store.files import contents, put_in_place
+from skerry.store.files import UNREADABLE, contents, put_in_place
 
 PROVENANCE = "commands.jsonl"
 FIRST_MAX, LAST_MAX = 10, 90  # lines: a service manager may start a syncer that cannot start once a second
@@ -44,7 +44,7 @@ def commands_of(root: Path) -> list[Started]:
     """As far as they were noted; what cannot be read is nobody's loss."""
     try:
         return [msgspec.json.decode(line, type=Started) for line in contents(root / PROVENANCE).splitlines()]
-    except (OSError, ValueError, RecursionError):  # also of bytes that are no text
+    except UNREADABLE:
         return []
 
 

@@ -16,7 +16,7 @@ class Doorkeeper:
 
     def __init__(self, keys: Keys) -> None:
         key_file = keys.syncer_file()
-        self.admin_file = keys.admin_file()
+        keys.admin_file()  # by which who is on this machine gives orders
         self.book = Book(keys.run)
         self.tls = Tls(key_file, self.book.refusal)
         # Name -> serial of its good key; of whoever has none, nothing. What the book has lost is remembered: whoever

@@ -22,6 +22,7 @@ TOKEN_BITS_MIN = 128  # where it is random
 TOKEN_KINDS_MIN = 8  # of different bytes: sixteen times the same letter is no secret
 SECRET_BYTES_MAX = 1 << 20
 ADMIN_TOKEN = "admin.token"  # in a run directory
+ADMIN_KEY = "keys/admin.pem"  # likewise, where the run has keys
 ADMIN_TOKEN_BYTES = 32  # of randomness
 
 Spelled = Callable[[str], str]  # an option's name as this user writes it: an argument of Python's, or a flag

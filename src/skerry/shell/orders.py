@@ -23,12 +23,11 @@ from skerry.run.last_words import STATUS, open_to_read, state_in
 from skerry.run.orders import carry_out_here
 from skerry.run.status import check_unserved, holders_of, status_of
 from skerry.shell.address import parse_address
-from skerry.shell.identity import ADMIN_TOKEN, read_admin_token, secrets_of, tls_of
+from skerry.shell.identity import ADMIN_KEY, ADMIN_TOKEN, read_admin_token, secrets_of, tls_of
 from skerry.shell.syncer import write_json
 from skerry.store.store import Store
 from skerry.wire.inquiry import give_order
 
-ADMIN_KEY = "keys/admin.pem"  # in the directory of a run that has keys
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where one listens that listens everywhere
 
 

@@ -30,7 +30,7 @@ from skerry.run.export import lineage_of
 from skerry.run.keys import Keys
 from skerry.run.room import DiskWatch
 from skerry.shell.doorkeeper import Doorkeeper
-from skerry.shell.identity import ADMIN_TOKEN, admin_token
+from skerry.shell.identity import ADMIN_KEY, ADMIN_TOKEN, admin_token
 from skerry.shell.workers import Workers
 from skerry.store.files import put_in_place
 from skerry.store.store import Store
@@ -205,8 +205,7 @@ class SyncerShell:
         """
         record = telemetry.status(self.node.machine, self.server.bytes_in, self.server.bytes_out, time.time())
         record |= {"pid": os.getpid(), "address": self.server.address, "unwritten_bytes": self.node.log.waiting_bytes}
-        proof = self.doorkeeper.admin_file if self.doorkeeper else None
-        record["admin"] = f"{proof.parent.name}/{proof.name}" if proof else ADMIN_TOKEN  # within the run directory
+        record["admin"] = ADMIN_KEY if self.doorkeeper else ADMIN_TOKEN
         record["turned_away"] = self.learners.turned_away.rows(time.monotonic())
         if self.node.is_disk_behind:
             record["waiting"] = f"for the disk: {size(self.node.log.waiting_bytes)} of merges are to be written"

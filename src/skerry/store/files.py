@@ -308,6 +308,11 @@ def opened(path: Path, *, through_link: bool = False) -> BinaryIO:
     return open(fd, "rb")
 
 
+# All that a small file which anybody may have written may do to who decodes it: what is not there, is no text, is
+# nested without end, or has numbers that no float holds.
+UNREADABLE = (OSError, ValueError, OverflowError, RecursionError)
+
+
 def contents(path: Path, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
     """All of a small file beside the store; `OSError` if it is longer than any of its kind, or no plain file."""
     with opened(path) as file:
