@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from core.hand import Desk, config_of, of, only
+from skerry.core.credit import UNMEASURED_S
 from skerry.core.events import Hold, Reported
-from skerry.core.messages import Rejected
+from skerry.core.membership import RESEND_S
+from skerry.core.messages import Pull, Rejected
 
 
 def training(**run) -> Desk:
@@ -34,8 +36,40 @@ def test_a_claim_that_nobody_can_have_done_does_not_close_the_run(run):
     claim(desk, 10**12, 10**15)
     desk.wait(5.0)
     assert desk.machine.state.phase == "training" and desk.machine.progress < 0.05
-    totals = desk.machine.state.ledger.totals()
-    assert totals.produced > 10**15 and totals.balance == 0
+    assert desk.machine.state.ledger.totals().produced == 3 * 7 * 10 * desk.count, "it is not in the books either"
+
+
+@pytest.mark.parametrize("run", [{"steps": 0, "tokens": 10**9}, {"steps": 10**6}])
+def test_nor_does_it_once_the_syncer_is_started_again(run):
+    """Whether who claimed it is there then or not, and also if it is the first that comes back."""
+    desk = training(**run)
+    claim(desk, 10**12, 10**15)
+    desk.start()
+    desk.wait(5.0)
+    assert desk.machine.state.phase == "training" and desk.machine.progress < 0.05
+    desk.join("liar")
+    for _ in range(50):
+        desk.report("liar", 7)
+        claim(desk, 10**12, 10**15)
+    desk.ready("a", "b")
+    for step in range(8, 30):
+        desk.now += 1.0
+        desk.report("a", step)
+        desk.report("b", step)
+        claim(desk, 10**12, 10**15)
+    assert desk.machine.state.phase == "training" and desk.machine.progress < 0.05
+
+
+def test_who_alone_comes_back_to_a_run_that_has_had_others_is_believed_after_a_while():
+    desk = training(steps=10**6)
+    desk.start()
+    desk.join("liar")
+    desk.report("liar", 7)
+    desk.report("liar", 20_000)
+    assert desk.machine.state.ledger.account("liar", 1).step == 7
+    desk.wait(UNMEASURED_S)
+    desk.report("liar", 20_001)
+    assert desk.machine.state.ledger.account("liar", 1).step == 20_001
 
 
 @pytest.mark.parametrize("changes", [{"to_tokens": 10**9}, {"to_step": 10**6, "to_tokens": 10**7}])
@@ -54,6 +88,7 @@ def test_what_was_done_while_nobody_saw_it_is_credited_in_time():
     claim(desk, 3607, 36070)
     c = replace(desk.contribution("liar", 0), to_step=3607, to_tokens=36070)
     assert only(desk.arrive(c), Rejected).reason == "implausible"
+    assert not of(desk.wait(RESEND_S - 0.5), Pull), "it is not asked for again at once: it would bring the same"
     desk.wait(60.0)
     assert of(desk.arrive(c), Hold)
 

@@ -61,6 +61,9 @@ def test_claims_that_nobody_can_have_done_do_not_end_the_run(tmp_path, steps):
             honest.merges(5)
         status = syncer.status
         assert status["progress"] < 0.01 and status["phase"] not in ("closing", "closed")
+    with Syncer(tmp_path) as syncer, Honest(syncer.port) as honest:  # the same run, by another process
+        honest.merges(5)
+        assert syncer.status["progress"] < 0.01 and "budget is spent" not in syncer.said
 
 
 def test_who_steps_and_never_contributes_does_not_stop_the_others(tmp_path):

@@ -80,6 +80,7 @@ def said(folder, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a dozen processes, one after the other
 def test_the_commands_of_the_readme_between_two_machines(begin, tmp_path):
     subprocess.run([sys.executable, EXAMPLE, "--genesis", tmp_path / "genesis.safetensors"], check=True, timeout=WAIT_S)
     run, address = tmp_path / "runs/mine", f"{HERE}:7077"

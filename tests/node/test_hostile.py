@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.test_peers import Caller, House
-from skerry.core.admission import SUM_MAX, contradiction
+from skerry.core.admission import SUM_MAX, contradiction, names_max, work_max
 from skerry.core.audit import Audit
-from skerry.core.facts import Stretch
+from skerry.core.facts import Seen, Stretch
 from skerry.core.ledger import Account, Ledger, Settled
 from skerry.core.messages import (
     COUNT_MAX,
@@ -119,14 +119,21 @@ def test_tokens_grow_with_steps_and_only_with_them():
         (10, 100, True), (11, 101, True), (9, 90, True), (0, 0, True),
         (10, 101, False), (10, 99, False), (11, 99, False), (9, 101, False), (0, 101, False),
     ]:  # fmt: skip
-        assert (contradiction("a", 1, step, tokens, ledger) == "") == is_fine, (step, tokens)
-    assert "0 in 0" in contradiction("b", 1, 0, 10, ledger), "tokens before the first step"
+        assert (contradiction("a", 1, step, tokens, ledger, 10**6) == "") == is_fine, (step, tokens)
+    assert "0 in 0" in contradiction("b", 1, 0, 10, ledger, 10**6), "tokens before the first step"
 
 
-def test_a_run_counts_no_further_than_its_tape_can_write():
-    ledger = Ledger(2, produced=SUM_MAX - 100)
-    assert contradiction("a", 1, 5, 20, ledger) == ""
-    assert "more than a run's books can hold" in contradiction("a", 1, 5, 60, ledger)
+def test_a_run_counts_no_further_than_its_tape_can_write_and_nobody_fills_the_books_of_others():
+    most = work_max(4, 24)
+    assert names_max(4) * 24 * most <= SUM_MAX < 1 << 63 and most <= COUNT_MAX, "nor what a welcome can say"
+    ledger = Ledger(24)
+    for life in range(1, 100):
+        steps = most // 200
+        assert contradiction("a", life, steps, steps, ledger, most) == ""
+        ledger.see(Seen("a", life, steps, steps, 0, 0, 0.0))
+    assert contradiction("a", 100, most // 200, most // 200, ledger, most) == ""
+    assert "more than a run's books can hold of one learner" in contradiction("a", 100, most, most, ledger, most)
+    assert contradiction("b", 1, most // 2, most // 2, ledger, most) == "", "others are not concerned"
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,16 @@ def test_an_honest_record_is_as_it_was():
     assert "training" in shown(legible(json.dumps(RECORD).encode()))
 
 
+def test_a_long_number_of_one_learner_does_not_take_the_place_of_all_names():
+    liar = LEARNER | {"loss": -1e308, "step": 2**53, "tokens_per_s": 1e300, "unmerged_steps": 2**53}
+    record = legible(json.dumps(RECORD | {"learners": {"honest": LEARNER, "liar": liar}}).encode())
+    for width in (80, 120):
+        console = Console(width=width, force_terminal=False)
+        with console.capture() as capture:
+            console.print(live.table_of(record, width))
+        assert "honest" in capture.get() and "liar" in capture.get() and "loss" in capture.get()
+
+
 def with_text(value, text):
     """Every text and every name in it is another."""
     if isinstance(value, dict):

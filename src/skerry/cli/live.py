@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -35,6 +35,8 @@ COLOURS = {
 OVER_SHARE = 0.01  # of the budget: less is what is on its way at the end of any run
 SILENT_S = 5.0  # a syncer tells of itself twice a second
 WIDE = 96  # columns of a terminal that has room for what each learner sent and when
+NUMBER_CHARS_MAX = 14  # of a cell: learners say these numbers, and a long one must not take the others' place
+LOSS_PLAIN = 1e6  # beyond it a loss is written with an exponent
 
 
 class Show(Protocol):
@@ -159,7 +161,8 @@ def table_of(status: dict[str, Any], width: int, names: Iterable[str] | None = N
     table = Table(box=None, pad_edge=False)
     table.add_column("learner", no_wrap=True, overflow="ellipsis")
     for column in columns:
-        table.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if column == "state" else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis", max_width=NUMBER_CHARS_MAX)
     for name, cells in rows.items():
         table.add_row(Text(name), *(cells[column] for column in columns))
     return table
@@ -174,11 +177,15 @@ def _cells(m: dict[str, Any]) -> dict[str, str | Text]:
         "step time": lasting(m["step_s"]) if is_training and m.get("step_s") else "–",
         "tokens/s": f"{m.get('tokens_per_s', 0):,.0f}" if is_training else "–",
         "unmerged": str(m.get("unmerged_steps", "–")),
-        "loss": f"{m['loss']:.3f}" if m.get("loss") else "–",
+        "loss": _loss(m["loss"]) if m.get("loss") else "–",
         "up": size(m.get("bytes_up", 0)),
         "down": size(m.get("bytes_down", 0)),
         "heard": _ago(m.get("heard_s")),
     }
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < LOSS_PLAIN else f"{value:.3g}"
 
 
 def _ago(s: float | None) -> str:

@@ -20,18 +20,22 @@ FORGOTTEN_S = 600.0  # after which a name that never took a step may be forgotte
 LIFE_S, LIVES_AT_ONCE = 10.0, 60  # a name may begin so many lives in ten minutes, and then one in so long
 LINKS_PER_S, LINKS_BURST = 5.0, 60.0  # that a name may begin: one that is lost is a record on the tape
 SPARE_MIN = 4  # places beside those of the learners that a run expects
-SUM_MAX = 1 << 62  # of all work in a run's books: more cannot be written down
+SUM_MAX = 1 << 62  # of all work in a run's books, times fragments: more cannot be written down
 
 
-def illegal(report: Report, ledger: Ledger, alone_steps_max: int) -> str:
-    """What nobody would report who keeps to the protocol, beside what is known of that life; empty if it is fine."""
+def illegal(report: Report, ledger: Ledger, learners: int, alone_steps_max: int) -> str:
+    """What nobody would report who keeps to the protocol, beside what is known of that life; empty if it is fine.
+
+    `learners` is how many the run expects.
+    """
     if any(at.mark_step > report.step or at.mark_tokens > report.tokens for at in report.positions):
         return "a report of work that is settled and was not done"
     if 0 < report.step_s < STEP_S_MIN:
         return f"a report of a step of {report.step_s} s"
     if not _was_alone(report, ledger, alone_steps_max):
         return "a report of work done alone that was not done so, or is told of already"
-    return contradiction(report.learner, report.life, report.step, report.tokens, ledger)
+    most = work_max(learners, ledger.fragment_count)
+    return contradiction(report.learner, report.life, report.step, report.tokens, ledger, most)
 
 
 def _was_alone(report: Report, ledger: Ledger, alone_steps_max: int) -> bool:
@@ -47,10 +51,16 @@ def _was_alone(report: Report, ledger: Ledger, alone_steps_max: int) -> bool:
     return is_long and is_done and (is_known or is_apart)
 
 
-def contradiction(learner: str, life: int, step: int, tokens: int, ledger: Ledger) -> str:
+def work_max(learners: int, fragment_count: int) -> int:
+    """Steps and tokens of one name in all its lives: its own share, so that nobody's claims fill the others' books."""
+    return SUM_MAX // (names_max(learners) * fragment_count)
+
+
+def contradiction(learner: str, life: int, step: int, tokens: int, ledger: Ledger, most: int) -> str:
     """Why a life cannot have come to this position, if it came to the highest that is known of it; empty if it can.
 
-    Tokens grow with steps, and only with them: else there would be work that no contribution can settle.
+    Tokens grow with steps, and only with them: else there would be work that no contribution can settle. `most` is how
+    much of it a name may have.
     """
     account = ledger.accounts.get(f"{learner}/{life}")
     known = (account.step, account.tokens) if account is not None else (0, 0)
@@ -62,9 +72,8 @@ def contradiction(learner: str, life: int, step: int, tokens: int, ledger: Ledge
         is_possible = tokens >= known[1]
     if not is_possible:
         return f"{tokens} tokens in {step} steps, where there were {known[1]} in {known[0]}"
-    more = ((tokens - known[1]) + (step - known[0])) * ledger.fragment_count
-    if ledger.produced + ledger.steps * ledger.fragment_count + more > SUM_MAX:
-        return f"{tokens} tokens in {step} steps, which is more than a run's books can hold"
+    if sum(ledger.before(learner, life)) + step + tokens > most:
+        return f"{tokens} tokens in {step} steps, which is more than a run's books can hold of one learner"
     return ""
 
 

@@ -2,16 +2,17 @@
 
 Steps and tokens are a learner's own word, and they spend the run's budget and weigh its work. Nobody here can count
 them. But learners of one run are not a hundred times as quick as each other. So a life is *credited* with what a
-hundred times the usual rate gives for the time since it began. Work beyond that spends no budget while it is pending,
-and no contribution is held that ends beyond it, or has a hundred times the usual tokens in a step. Nor do K and H count
-who claims it: half of the fastest's steps make a fragment due. It is not given up either: the bound grows with time, so
-what an honest learner did while no syncer was there to see it is merged a little later.
+hundred times the usual rate gives for the time since it began. A report beyond that is not booked, so it spends no
+budget, in this process or the next, and no contribution is held that ends beyond it, or has a hundred times the usual
+tokens in a step. Nor do K and H count who claims it: half of the fastest's steps make a fragment due. It is not given
+up either: the bound grows with time and the learner says it again, so what an honest one did while no syncer was there
+to see it is booked and merged a little later.
 
 The usual is the median of the learners that K counts, the one in question among them: for what may spend the budget the
 lower one, which of two is the slower one's, and for what is held the upper one, and of three at least: that half of the
 learners say they do next to nothing must not keep the others' work out. A learner that is alone has nobody to be
 compared with, and of two the quicker is believed in what is merged. What is measured is of this process, and is lost
-with it.
+with it: who is the first to come back to a run that has had others is not believed as one that is alone is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from skerry.core.messages import Contribution
 PLAUSIBLE = 100.0  # times the usual
 SLACK_S = 10.0  # that a life is taken for older than it is: links and clocks are not exact
 MEASURE_S = 1.0  # after which the usual is measured again
-UNMEASURED_S = 5.0  # of several learners, before another was measured: no more of them is believed so long
+UNMEASURED_S = 60.0  # of several learners, before another was measured: no more of them is believed so long
 AT_ONCE = Work(1000, 1 << 24)  # steps and tokens beyond what is settled that are believed whatever is usual
 
 
@@ -38,13 +39,14 @@ class Usual(NamedTuple):
 
 
 class Credit:
-    def __init__(self) -> None:
+    """Of the learners of a run; `several_since`: when it was known to have more than one, if it is known."""
+
+    def __init__(self, several_since: float | None = None) -> None:
         self._usual: Usual | None = None  # the lower median
         self._only = ""  # the one learner of which that is, if it is of one
         self._upper: Usual | None = None  # and the upper one, of three at least
         self._measured_at = float("-inf")
-        self._several_since: float | None = None  # when there was more than one learner for the first time
-        self._beyond: dict[tuple[str, int], Work] = {}  # what lives are credited with that claim more
+        self._several_since = several_since
 
     def measure(self, ready: Mapping[str, Member], member: Member, now: float) -> None:
         """What is usual among these and the one in question, which need not be ready for what it claims.
@@ -71,35 +73,19 @@ class Credit:
         steps, tokens = settled.steps + AT_ONCE.steps, settled.tokens + AT_ONCE.tokens
         return Work(max(steps, int(most_s * rate.steps_per_s)), max(tokens, int(most_s * rate.tokens_per_s)))
 
-    def note(self, member: Member, ledger: Ledger, age_s: float, now: float) -> None:
-        """It has reported: whether that is more than it is credited with."""
+    def believes(self, member: Member, ledger: Ledger, age_s: float, now: float) -> bool:
+        """Whether what it has reported is no more than it is credited with."""
         most = max(ledger.account(member.learner, member.life).settled, key=lambda at: at.step)
         usual = self._usual if self._only != member.learner else None  # nobody is held against its own word alone
         report, bound = member.report, self._bound(usual, Work(most.step, most.tokens), age_s, now)
-        key = (member.learner, member.life)
-        self._beyond.pop(key, None)
-        if report is not None and bound is not None and (report.step > bound.steps or report.tokens > bound.tokens):
-            self._beyond[key] = bound
-        member.is_beyond_belief = key in self._beyond
-
-    def forget(self, learner: str, life: int) -> None:
-        self._beyond.pop((learner, life), None)
+        assert report is not None
+        return bound is None or (report.step <= bound.steps and report.tokens <= bound.tokens)
 
     def is_plausible(self, c: Contribution, age_s: float, now: float) -> bool:
         bound, usual = self._bound(self._upper, Work(c.from_step, c.from_tokens), age_s, now), self._upper
         if bound is not None and (c.to_step > bound.steps or c.to_tokens > bound.tokens):
             return False
         return usual is None or c.tokens * usual.steps_per_s <= PLAUSIBLE * usual.tokens_per_s * c.steps
-
-    def work(self, ledger: Ledger) -> Work:
-        """What is pending beyond what its lives are credited with."""
-        steps = tokens = 0
-        for (learner, life), credited in self._beyond.items():
-            account = ledger.account(learner, life)
-            for at in account.settled:
-                steps += max(0, account.step - max(at.step, credited.steps))
-                tokens += max(0, account.tokens - max(at.tokens, credited.tokens))
-        return Work(steps, tokens)
 
 
 def rate_of(member: Member) -> Usual | None:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from skerry.core import admission
 from skerry.core.books import Books
-from skerry.core.credit import Credit
 from skerry.core.events import Departed, Dismiss, Drop, Expelled, Joined, Readmitted
 from skerry.core.facts import LifeStarted
 from skerry.core.membership import Member
@@ -43,12 +42,11 @@ class Ahead(NamedTuple):
 class Door:
     """Answers hellos and ends links; `learners` are those that the run expects."""
 
-    def __init__(self, learners: int, books: Books, samples: Samples, credit: Credit) -> None:
+    def __init__(self, learners: int, books: Books, samples: Samples) -> None:
         self.learners = learners
         self.books = books
         self.state, self.clock, self.held, self.roster = books.state, books.clock, books.held, books.roster
         self.samples = samples
-        self.credit = credit
         self.ahead: dict[str, Ahead] = {}  # by learner
         self.expelled = {learner: _dropped(learner) for learner in self.state.dropped}  # turned out -> why, in one line
         self._keyless: dict[str, str] = {}  # those of them that lost their key since this process began
@@ -136,7 +134,6 @@ class Door:
         at = (index, self.clock.elapsed_s, folded, seen, forgotten)
         self.books.record(LifeStarted(event.learner, life, event.process, *at))
         self.samples.forget(event.learner)
-        self.credit.forget(event.learner, life - 1)
         self._bury(event.learner, life)
         self._welcome(event.learner, life)
 
@@ -263,7 +260,6 @@ class Door:
         self.roster.remove(learner)
         self.samples.forget(learner)
         self._booked.pop(learner, None)
-        self.credit.forget(learner, self.state.lives[learner].life)
         self.books.forget(learner)
 
 

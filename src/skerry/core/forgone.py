@@ -37,8 +37,9 @@ class Forgone:
             if life <= ledger.lives_folded(learner):
                 del self._upto[learner, life]
                 continue
-            settled = ledger.account(learner, life).settled
-            left = [(upto, at) for upto, at in zip(uptos, settled, strict=True) if upto.tokens > at.tokens]
+            account = ledger.account(learner, life)
+            booked = [min(upto, Work(account.step, account.tokens)) for upto in uptos]
+            left = [(upto, at) for upto, at in zip(booked, account.settled, strict=True) if upto.tokens > at.tokens]
             if not left:
                 del self._upto[learner, life]
             steps += sum(upto.steps - at.step for upto, at in left)

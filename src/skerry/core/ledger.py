@@ -119,7 +119,8 @@ class Ledger(Struct):
     def before(self, learner: str, life: int) -> Work:
         """What earlier lives of the learner did, in steps and tokens."""
         past = self.past.get(learner, Past())
-        lives = [self.account(learner, n) for n in range(past.lives + 1, life)]
+        known = (self.accounts.get(f"{learner}/{n}") for n in range(past.lives + 1, life))
+        lives = [account for account in known if account is not None]
         return Work(past.steps + sum(a.step for a in lives), past.tokens + sum(a.tokens for a in lives))
 
     def merged_of(self, learner: str, life: int) -> int:

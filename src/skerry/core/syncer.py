@@ -92,7 +92,7 @@ from skerry.core.flow import Window
 from skerry.core.forgone import Forgone
 from skerry.core.gathering import Gathering
 from skerry.core.held import Held
-from skerry.core.ledger import MERGED, Work
+from skerry.core.ledger import MERGED
 from skerry.core.look import Close, View, Want
 from skerry.core.membership import RESEND_S, Member
 from skerry.core.messages import Contribution, Done, PauseRun, Pull, Rejected, Report, Stop
@@ -127,9 +127,9 @@ class SyncerMachine:
         self.samples = Samples(now)
         self.checkpoints = Checkpoints(config.store)
         self.forgone = Forgone()
-        self.credit = Credit()
+        self.credit = Credit(now if len(state.lives) > 1 else None)
         self.books = Books(state, self.clock, self.held, self.roster)
-        self.door = Door(config.run.learners, self.books, self.samples, self.credit)
+        self.door = Door(config.run.learners, self.books, self.samples)
         self._ending: Ending | None = None  # why this process is to end, once everything has its checkpoint
 
     def __repr__(self) -> str:
@@ -274,11 +274,13 @@ class SyncerMachine:
         self.samples.reported(report)
         if member.is_stepping and not was_stepping:
             self.books.witness(member.learner, member.life, "stepping")
-        self.books.see(_seen_in(report))
+        self.credit.measure(self.roster.ready, member, self.clock.now)
+        age_s = self._age_s(report.learner)
+        member.is_beyond_belief = not self.credit.believes(member, self.state.ledger, age_s, self.clock.now)
+        if not member.is_beyond_belief:
+            self.books.see(_seen_in(report))
         if self.state.is_rolled_back:
             self.forgone.note(report, self.state.fragments)
-        self.credit.measure(self.roster.ready, member, self.clock.now)
-        self.credit.note(member, self.state.ledger, self._age_s(report.learner), self.clock.now)
         if report.step > 0:
             self._begin_training()
         self.rounds.measure_adoption(member, self.state.fragments, self.clock.now)
@@ -314,9 +316,8 @@ class SyncerMachine:
             self._hold(member, c, event.payload_bytes)
             self.samples.arrived(c.learner, c.life, event.payload_bytes, event.payload_s)
             return
-        if reason in ("full", "implausible"):
-            self.roster.forget(member, c.fragment)  # asked again: there will be room, or time may make it plausible
         if reason == "full":
+            self.roster.forget(member, c.fragment)  # asked again: there will be room
             member.owed_s = 0.0  # it has brought it
         self._count(reason)
         if reason != "duplicate":
@@ -326,7 +327,8 @@ class SyncerMachine:
         """Why it is not held, and whether its learner must fast-forward; last of all whether there is room for it."""
         held, at = self.held[c.fragment].get(c.learner), self.state.fragments[c.fragment]
         settled = self.state.ledger.settled(c.learner, c.life, c.fragment)
-        wrong = admission.contradiction(c.learner, c.life, c.to_step, c.to_tokens, self.state.ledger)
+        most = admission.work_max(self.config.run.learners, len(self.held))
+        wrong = admission.contradiction(c.learner, c.life, c.to_step, c.to_tokens, self.state.ledger, most)
         reason, harmful = admission.verdict(c, event.flaw, settled, held, at.version, at.since, bool(wrong))
         if reason is not None:
             return reason, harmful
@@ -561,9 +563,8 @@ class SyncerMachine:
         return self.state.progress
 
     def _measure_progress(self) -> None:
-        given_up, beyond = self.forgone.work(self.state.ledger), self.credit.work(self.state.ledger)
-        uncounted = Work(max(given_up.steps, beyond.steps), max(given_up.tokens, beyond.tokens))
-        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s, uncounted)
+        given_up = self.forgone.work(self.state.ledger)
+        spent = spent_at(self.config.run, self.state.ledger, self.elapsed_s, given_up)
         self.state.progress = max(self.state.progress, min(1.0, spent))
 
     @property

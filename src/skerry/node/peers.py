@@ -162,8 +162,9 @@ class Learners:
         if isinstance(message, Report):
             if len(message.positions) != len(self.node.fragments):
                 raise ProtocolError(f"a report on {len(message.positions)} fragments")
+            config = self.node.config
             if wrong := admission.illegal(
-                message, self.node.machine.state.ledger, self.node.config.learner.alone_steps_max
+                message, self.node.machine.state.ledger, config.run.learners, config.learner.alone_steps_max
             ):
                 raise ProtocolError(wrong)
             self.node.handle(Reported(message), now)
