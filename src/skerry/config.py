@@ -32,7 +32,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     name: str = "skerry"  # what people call it
     seed: int = 0  # of the built-in model and the order of its data
-    learners: int = 4  # how many can exist at once (M)
+    learners: int = 4  # how many are expected (M); there is room for half as many more, and for 4 more at least
     tokens: int = 0  # of all learners together, those that are not discarded
     steps: int = 0  # inner steps per learner, on average over `learners`; like tokens, those that are not discarded
     minutes: float = 0.0  # in which a syncer serves it
@@ -458,8 +458,8 @@ def _problems(c: Config) -> Iterable[str]:
         yield f"sync.quorum = {k}: a number of learners from 1, or a share between 0 and 1 like 0.5"
     if isinstance(k, int) and k > c.run.learners:
         yield (
-            f"sync.quorum = {k}: more than the {c.run.learners} learners that can exist (run.learners): "
-            f"no merge could ever happen; {c.run.learners} is the most here, and more take a run that is begun for more"
+            f"sync.quorum = {k}: more than the {c.run.learners} learners that are expected (run.learners): no merge "
+            f"would happen with all of them; {c.run.learners} is the most here, and more take a run begun for more"
         )
     if c.sync.fragment_sync_delay > c.sync.sync_every:
         yield (
