@@ -25,6 +25,8 @@ from skerry.text import near
 PLAN = "plan"
 LAUNCH = ("syncer", "islands", "ray", "slurm", "kubernetes")
 Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
+LEVELS_MAX = 32  # of tables and lists in a file; the deepest that anybody reads has five
+BITS_MAX = 64  # of a whole number in a file, as TOML has it
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,7 +34,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     name: str = "skerry"  # what people call it
     seed: int = 0  # of the built-in model and the order of its data
-    learners: int = 4  # how many can exist at once (M)
+    learners: int = 4  # how many are expected (M); there is room for half as many more, and for 4 more at least
     tokens: int = 0  # of all learners together, those that are not discarded
     steps: int = 0  # inner steps per learner, on average over `learners`; like tokens, those that are not discarded
     minutes: float = 0.0  # in which a syncer serves it
@@ -366,11 +368,39 @@ def _read_config(file: Path) -> dict[str, Any]:
 def read_toml(file: Path, refusal: type[LocalError], which: str) -> dict[str, Any]:
     """The tables of a file; `which` says whose path to check if it cannot be read."""
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        tables = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise refusal(f"{file}: cannot be read ({error.strerror}): check the path {which}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise refusal(f"{file}: is not valid TOML: {error}") from None
+    except ValueError:  # Python reads no whole number of more than 4300 digits
+        raise refusal(f"{file}: has a number of thousands of digits: write a shorter one") from None
+    except RecursionError:
+        raise refusal(f"{file}: {_TOO_DEEP}") from None
+    for problem in _unfit(tables):
+        raise refusal(f"{file}: {problem}")
+    return tables
+
+
+_TOO_DEEP = f"has tables or lists more than {LEVELS_MAX} deep in each other: no key takes such, take them out"
+
+
+def _unfit(tables: dict[str, Any]) -> Iterable[str]:
+    """What no reader could go down to, or say again: a dotted name nests without end, and a hexadecimal number is read
+    at any length and written at none."""
+    level: list[tuple[str, Any]] = [*tables.items()]
+    for _ in range(LEVELS_MAX):
+        deeper: list[tuple[str, Any]] = []
+        for where, value in level:
+            if isinstance(value, int) and value.bit_length() > BITS_MAX:
+                yield f"{where:.80}: has a number of more than {BITS_MAX} bits: write a smaller one"
+            elif isinstance(value, dict):
+                deeper += ((f"{where:.80}.{key:.80}", inner) for key, inner in value.items())
+            elif isinstance(value, list):
+                deeper += ((f"{where:.80}[{at}]", inner) for at, inner in enumerate(value))
+        level = deeper
+    if level:
+        yield _TOO_DEEP
 
 
 def _overlay(tables: dict[str, Any], changes: dict[str, Any], where: str, aside: Sequence[str] = ()) -> None:
@@ -458,8 +488,8 @@ def _problems(c: Config) -> Iterable[str]:
         yield f"sync.quorum = {k}: a number of learners from 1, or a share between 0 and 1 like 0.5"
     if isinstance(k, int) and k > c.run.learners:
         yield (
-            f"sync.quorum = {k}: more than the {c.run.learners} learners that can exist (run.learners): "
-            f"no merge could ever happen; {c.run.learners} is the most here, and more take a run that is begun for more"
+            f"sync.quorum = {k}: more than the {c.run.learners} learners that are expected (run.learners): no merge "
+            f"would happen with all of them; {c.run.learners} is the most here, and more take a run begun for more"
         )
     if c.sync.fragment_sync_delay > c.sync.sync_every:
         yield (

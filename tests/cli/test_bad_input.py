@@ -167,7 +167,7 @@ def test_a_command_line_that_cannot_be_read(refused, words, says):
         ("[[sync]]\nquorum = 2\n", "run.toml: sync is a table"),
         ("[sync\n", "run.toml: is not valid TOML: "),
         (b"\xff\xfe", "run.toml: is not valid TOML: "),
-        ("[sync]\nquorum = 99\n", "sync.quorum = 99: more than the 4 learners that can exist (run.learners)"),
+        ("[sync]\nquorum = 99\n", "sync.quorum = 99: more than the 4 learners that are expected (run.learners)"),
         ("[sync]\nquorum = true\n", "run.toml: sync.quorum = true: write a number"),
         ("[sync]\nquorum = 1.0\n", "sync.quorum = 1.0: a number of learners from 1, or a share between 0 and 1"),
         ("[sync]\ngrace = nan\n", "sync.grace = nan: must be from 0 to 1"),
@@ -182,6 +182,37 @@ def test_a_command_line_that_cannot_be_read(refused, words, says):
 def test_a_config_file_nobody_can_run(folder, refused, text, says):
     assert says in refused("train", *HERE, "--config", write(folder, text))
     assert says in refused("syncer", *SERVE, "--run.steps", "5", "--config", folder / "run.toml")
+
+
+DIGITS = "9" * 5000  # more than Python makes a number of
+PARTS = ".".join("a" * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"[run]\ntokens = {DIGITS}\n", "run.toml: has a number of thousands of digits: write a shorter one"),
+        (f"[run]\ntokens = 0x{'f' * 5000}\n", "run.toml: run.tokens: has a number of more than 64 bits"),
+        (f"x = {'[' * 20_000}{']' * 20_000}\n", "run.toml: has tables or lists more than 32 deep in each other"),
+        (f"[run]\ntokens = {'{a = ' * 600}1{'}' * 600}\n", "run.toml: has tables or lists more than 32 deep"),
+        (f"[{PARTS}]\n", "run.toml: has tables or lists more than 32 deep in each other"),
+        (f"[[islands]]\nname = 'a'\n[islands.env.{PARTS}]\n", "run.toml: has tables or lists more than 32 deep"),
+        (f"[run]\nname = {'[' * 100}{DIGITS[:20]}{']' * 100}\n", "run.toml: has tables or lists more than 32 deep"),
+    ],
+    ids=["digits", "hexadecimal", "lists", "tables", "a header", "a header of an island", "what Python itself reads"],
+)
+def test_a_file_that_python_cannot_go_down_to_is_refused_by_everybody_who_reads_it(folder, refused, text, says):
+    file = write(folder, text)
+    for words in (
+        ["plan", "run", "--params", "300M", "--config", file],
+        ["syncer", *SERVE, "--run.steps", "5", "--config", file],
+        ["train", *HERE, "--config", file],
+        ["launch", file, "--dry-run"],
+        ["chaos", file],
+        ["lab", file],
+    ):
+        line = refused(*words)
+        assert says in line and len(line) < 300, words
 
 
 def test_a_config_file_that_is_not_there(folder, refused):
@@ -205,9 +236,11 @@ def test_an_empty_config_file_changes_nothing(folder, refused):
         ),
         (["--learner.state", "device"], "or set SKERRY_STATE, which the learners of skerry train read too"),
         (["--snyc.quorum=2"], "command line: unknown table [snyc]: did you mean sync?"),
-        (["--sync.quorum", "5"], "sync.quorum = 5: more than the 4 learners that can exist"),
+        (["--sync.quorum", "5"], "sync.quorum = 5: more than the 4 learners that are expected"),
         (["--sync.quorum", "0"], "sync.quorum = 0: a number of learners from 1"),
         (["--sync.quorum", "1e400"], "sync.quorum = '1e400': write a number"),
+        (["--sync.quorum", "[" * 100_000], "sync.quorum = '[[["),
+        (["--run.name", "\udcff"], "run.name = "),
         (["--sync.grace", "NaN"], "sync.grace = 'NaN': write a number"),
         (["--sync.sync_every", "0"], "sync.sync_every = 0: must be from 1 to 1000000"),
         (["--sync.fragment_sync_delay", "99"], "sync.fragment_sync_delay = 99: longer than sync.sync_every"),

@@ -90,6 +90,7 @@ REFUSED = {
     "bad.jsonl": 'bad.jsonl, line 2: must be {"text": "…"}',
     "keyless.jsonl": "keyless.jsonl, line 1: must be",
     "latin.jsonl": "latin.jsonl, line 1: must be",
+    "deep.jsonl": "deep.jsonl, line 1: must be",
     "packed": "packed is a pack already",
     "good.txt --out taken": "--out taken: exists",
     "good.txt --out no/where": "no is not a folder",
@@ -107,6 +108,7 @@ def test_what_cannot_be_packed_is_refused_in_one_line_and_leaves_nothing(call, t
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": ')
     (tmp_path / "keyless.jsonl").write_text('{"content": "x"}')
     (tmp_path / "latin.jsonl").write_bytes('{"text": "zwölf"}'.encode("latin-1"))
+    (tmp_path / "deep.jsonl").write_text('{"text": "good", "x": ' + "[" * 100_000)
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "taken").mkdir()
     call("pack", "good.txt", "--out", "packed")

@@ -78,7 +78,7 @@ def test_a_run_in_the_background_is_scaled_ended_and_gone_on_with(tmp_path):
         supervisor = holder_of(run / SUPERVISOR).pid
         again = skerry("launch", file, "--run", run, *OFF)
         assert again.returncode == 2 and f"it is up: skerry down {run} first" in again.stderr
-        assert skerry("scale", run, "a", 4).stderr.count("the run has room for 4 (run.learners): 3 of a at most") == 1
+        assert skerry("scale", run, "a", 4).stderr.count("the run is for 4 (run.learners): 3 of a at most") == 1
 
         more = skerry("scale", run, "a", 3, "--json")
         assert json.loads(more.stdout) == {"run": str(run), "island": "a", "before": 1, "count": 3}

@@ -104,6 +104,7 @@ def test_a_run_has_so_many_places_and_names_that_left_take_none():
     desk.ready(*here)
     away = only(desk.join("one-more"), Dismiss)
     assert away.why == "full" and "6 learners are here" in away.text
+    assert "(run.learners and half as many more, 4 more at least)" in away.text
     assert only(desk.join("l0", "l02"), Welcome).life == 2, "it has its place"
     for n in range(20):
         desk.depart(here[n])

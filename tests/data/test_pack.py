@@ -197,7 +197,7 @@ def test_a_pack_that_was_not_finished_is_refused_by_name(tmp_path):
 
 
 def test_a_damaged_index_is_no_text(pack):
-    for rest in (b'{"form', b'{"format":"\xff"}'):
+    for rest in (b'{"form', b'{"format":"\xff"}', b'{"format":' + b"[" * 100_000, b'{"x":' + b"[" * 100_000):
         (pack.path / "index.json").write_bytes(rest)
         assert is_pack(pack.path)
         with pytest.raises(DataError, match=r"index.json is not the index of a pack"):

@@ -4,11 +4,23 @@ Floods are in `test_floods.py`, whatever can be said at all in `test_fuzz.py`, k
 """
 
 import contextlib
+import signal
 import threading
 
 import pytest
 
-from e2e.processes import OPTIONS, POLL_S, Puppet, Running, Syncer, secret, skerry, status_of, until
+from e2e.processes import (
+    OPTIONS,
+    POLL_S,
+    Puppet,
+    Running,
+    Syncer,
+    processes_naming,
+    secret,
+    skerry,
+    status_of,
+    until,
+)
 from e2e.test_processes import SMALL
 from skerry.core.messages import COUNT_MAX
 
@@ -98,14 +110,17 @@ def test_a_second_process_of_a_live_name_is_turned_away_and_the_first_does_not_n
 
 def test_a_local_process_without_its_secret_does_not_join_a_run_of_train(tmp_path):
     run = tmp_path / "run"
-    with Running(tmp_path, "train", *SMALL, "--out", run, "--json") as train:
+    endless = ["--steps", "1000000"]  # however slowly the others start
+    with Running(tmp_path, "train", *SMALL, *endless, "--out", run, "--json") as train:
         until(lambda: status_of(run).get("merges", 0) > 1, "the run to train")
         port = int(status_of(run)["address"].rpartition(":")[2])
         told = skerry("status", f"127.0.0.1:{port}")
         assert told.returncode == 2 and "token" in told.stderr, told.stderr
         merges = status_of(run)["merges"]
         until(lambda: status_of(run)["merges"] > merges, "the run to go on")
-        assert train.process.poll() is None
+        train.signal(signal.SIGINT)
+        assert train.wait() == 130, "it was running until then"
+    assert not processes_naming(str(run))
 
 
 def test_links_that_somebody_has_put_into_a_run_directory_are_not_written_through(tmp_path):

@@ -228,7 +228,7 @@ def test_a_tape_that_was_cut_off_is_not_backed_up(root, tmp_path):
 def test_a_backup_that_cannot_be_read_is_named_and_costs_the_others_nothing(root, tmp_path):
     folder = tmp_path / "backups"
     back_up(root, folder, 1.0)
-    (folder / "backup-1.json").write_text("{")
+    (folder / "backup-1.json").write_text('{"x":' + "[" * 100_000)
     made = back_up(root, folder, 2.0, keep=1)
     assert made.backup.number == 2 and [line.startswith(f"{folder}/backup-1.json") for line in made.damaged] == [True]
     stray = folder / "pool" / (64 * "0")

@@ -198,3 +198,10 @@ def test_a_description_from_which_no_export_could_be_made_is_refused(tmp_path, s
     save_file(arrays, path, {METADATA: json.dumps(about)})
     with pytest.raises(ModelError, match="its metadata 'skerry'"):
         read_genesis(path)
+
+
+def test_a_description_that_nests_without_end_is_refused(tmp_path):
+    path = tmp_path / "genesis.safetensors"
+    save_file({"a": np.zeros(4, np.float32)}, path, {METADATA: '{"x":' + "[" * 100_000})
+    with pytest.raises(ModelError, match="its metadata 'skerry' names no embeddings"):
+        read_genesis(path)

@@ -145,6 +145,33 @@ def test_a_book_that_cannot_be_read_says_what_it_said_last(keys, caplog):
         keys.issue("b")
 
 
+def test_it_is_said_once_that_the_book_can_be_read_again(keys, caplog):
+    """Also where the very same file was away and is brought back."""
+    caplog.set_level(logging.INFO)
+    row = keys.issue("a").row
+    book, path, aside = Book(keys.run), keys.folder / BOOK, keys.folder / "aside"
+
+    def said():
+        lines = [(record.levelname, record.message) for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    good = f"the book of keys can be read again: {path}"
+    for _ in range(2):
+        path.rename(aside)
+        assert not book.look() and not book.look()
+        assert [level for level, _ in said()] == ["WARNING"]
+        aside.rename(path)
+        assert not book.look() and not book.look() and said() == [("INFO", good)]
+    whole = path.read_bytes()
+    path.write_text("{")
+    assert not book.look() and [level for level, _ in said()] == ["WARNING"]
+    path.write_bytes(whole)
+    os.utime(path, ns=(0, 0))  # another file than the one that was read
+    assert book.look() and not book.look() and said() == [("INFO", good)]
+    assert book.refusal("a", row.serial) == ""
+
+
 @pytest.mark.parametrize("mended", [(b"Z", b""), (b'"a"', b'"\xff"'), (b"[", b"[" * 100_000)])
 def test_a_book_that_was_mended_wrongly_by_hand_is_refused_and_ends_no_syncer(keys, mended, caplog):
     keys.issue("a")

@@ -166,3 +166,11 @@ def test_an_admin_token_is_made_once_for_its_owner_alone_and_through_no_link(tmp
     with pytest.raises(WireError, match=r"admin\.token: the admin token cannot be read"):
         admin_token(tmp_path)
     assert elsewhere.read_text() == "f" * 64
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of somebody else's")
+def test_an_admin_token_of_somebody_else_is_refused_as_that(tmp_path):
+    admin_token(tmp_path)
+    os.chown(tmp_path / "admin.token", 4242, 4242)
+    with pytest.raises(WireError, match=r"admin\.token: belongs to another user \(id 4242\): run this as that user"):
+        admin_token(tmp_path)

@@ -277,7 +277,7 @@ def scalar(text: str) -> Any:
     """A TOML-like scalar: number, true/false, or text."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # also of bytes that are no text, and of lists in lists without end
         return text
 
 

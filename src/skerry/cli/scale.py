@@ -36,7 +36,7 @@ def _check(record: folder.Record, island: str, count: int) -> None:
     if not folder.has_room(record.counts | {island: count}, record.learners):
         others = sum(n for name, n in record.counts.items() if name != island)
         raise Refusal(
-            f"{counted(others + count, 'learner')} in all, and the run has room for {record.learners} (run.learners): "
+            f"{counted(others + count, 'learner')} in all, and the run is for {record.learners} (run.learners): "
             f"{record.learners - others} of {island} at most; say more as [run] learners in the file of another launch"
         )
 

@@ -137,7 +137,7 @@ def places(learners: int) -> int:
 def full(learner: str, places: int) -> str:
     return (
         f"learner {learner} is not let in: {places} learners are here, which is all that this run has room for "
-        "(run.learners and half as many more); it is let in once one of them has left"
+        f"(run.learners and half as many more, {SPARE_MIN} more at least); it is let in once one of them has left"
     )
 
 

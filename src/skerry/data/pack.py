@@ -226,7 +226,7 @@ def read_index(path: Path) -> tuple[Index, str]:
         if (path / UNFINISHED).exists():
             raise DataError(f"{path} is a pack that was not finished; remove it and pack anew") from None
         raise DataError(f"{path} is no pack: {INDEX} cannot be read ({error.strerror})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path / INDEX} is not the index of a pack ({error}); copy it again or pack anew") from None
     for fault in _faults(index):
         raise DataError(f"{path / INDEX} {fault}; copy it again or pack anew")

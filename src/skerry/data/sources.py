@@ -97,7 +97,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, bool]]:
         if line.strip():
             try:
                 yield msgspec.json.decode(line, type=Line).text.encode("utf-8", "replace"), True
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f'{path}, line {number}: must be {{"{KEY}": "…"}} ({error})') from None
 
 

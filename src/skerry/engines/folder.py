@@ -40,7 +40,7 @@ class Record(msgspec.Struct, kw_only=True):
     text: str  # and what it said
     overrides: list[tuple[str, str | int | float | bool]] = []
     counts: dict[str, Annotated[int, Meta(ge=0, le=COUNT_MAX)]] = {}  # learners of each island, as last asked for
-    learners: int = 0  # that the run has room for (run.learners); 0: not known
+    learners: int = 0  # that the run expects (run.learners), and that scale goes up to; 0: not known
     launched_at: float = 0.0
     handle: dict[str, str] = {}
 

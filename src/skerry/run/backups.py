@@ -33,7 +33,7 @@ from skerry.errors import DiskFull, FileMissing, Refusal, StoreError, TapeDamage
 from skerry.run.facts import history_of
 from skerry.run.genesis import FIXED
 from skerry.run.room import free_disk
-from skerry.store.files import fresh, opened, temporary
+from skerry.store.files import UNREADABLE, fresh, opened, temporary
 from skerry.store.journal import JOURNAL, Place
 from skerry.store.lock import NO_ROOM
 from skerry.store.store import FILES, RECORD, Store
@@ -177,7 +177,7 @@ def _decoded(path: Path, kind: type[Kind]) -> Kind:
             return msgspec.json.decode(file.read(JSON_BYTES_MAX), type=kind)
     except FileNotFoundError:
         raise StoreError(f"{path}: is missing: check the path") from None
-    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path}: cannot be read ({error}): take another backup") from None
 
 

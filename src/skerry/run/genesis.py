@@ -187,7 +187,7 @@ def _said(file: TensorFile) -> Said | None:
     said = file.metadata.get(METADATA)
     try:
         return msgspec.json.decode(said, type=Said) if said else None
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         raise ModelError(f"{file.path}: its metadata {METADATA!r} names no embeddings: leave it out") from None
 
 

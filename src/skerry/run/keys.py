@@ -287,14 +287,16 @@ class Book:
     def look(self) -> bool:
         """Read it again if it is another file; whether it was."""
         with self._lock:
+            rows, seen, trouble = self._rows, self._seen, ""
             try:
-                if self._stamp() == self._seen:
-                    return False
-                (rows, seen), trouble = self._read(), ""
+                if self._stamp() != seen:
+                    rows, seen = self._read()
             except (OSError, LocalError) as error:
-                rows, seen, trouble = self._rows, self._seen, str(error)
+                trouble = str(error)
             if trouble and trouble != self._trouble:
                 log.warning("the book of keys cannot be read, what it said last holds: %s", trouble)
+            elif self._trouble and not trouble:  # also where the very same file was brought back
+                log.info("the book of keys can be read again: %s", self.path)
             has_changed = seen != self._seen
             self._rows, self._seen, self._trouble = rows, seen, trouble
             return has_changed

@@ -81,7 +81,7 @@ def adapter(root: Path, created: RunCreated) -> tuple[list[Output], str]:
     try:
         about = json.loads(text)
         called = str(about.pop(ADAPTER_NAME))
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ModelError(f"--adapter: the {ADAPTER} that the run began with names no adapter: export without") from None
     entries = (entry._replace(name=_in_peft(entry.name, called)) for entry in _trained(created))
     outputs = [Output(entry, source.name) for entry, source in zip(entries, _trained(created), strict=True)]

@@ -107,7 +107,9 @@ def read_admin_token(root: Path) -> bytes:
     try:
         with opened(path) as file:
             about = os.fstat(file.fileno())
-            if stat.S_IMODE(about.st_mode) & 0o077 or about.st_uid != os.geteuid():
+            if about.st_uid != os.geteuid():
+                raise WireError(f"{path}: belongs to another user (id {about.st_uid}): run this as that user")
+            if stat.S_IMODE(about.st_mode) & 0o077:
                 raise WireError(f"{path}: others may read or change the admin token: {remedy}")
             return file.read(SECRET_BYTES_MAX).strip()
     except OSError as error:

@@ -225,7 +225,9 @@ def test_a_torn_last_line_is_not_counted_and_mended_by_the_next(tmp_path):
         assert not mended.warning
 
 
-@pytest.mark.parametrize("line", [b"<<<<<<< HEAD", b"3", b'{"key": "x"}', b"\xff"])
+@pytest.mark.parametrize(
+    "line", [b"<<<<<<< HEAD", b"3", b'{"key": "x"}', b"\xff", b"[" * 100_000], ids=lambda line: repr(line[:20])
+)
 def test_a_line_that_is_no_result_is_refused_with_its_number(tmp_path, line):
     job = study_of(tmp_path, "plain").jobs[0]
     results = Results(tmp_path / "results.jsonl")

@@ -14,7 +14,7 @@ from skerry.algo.fragments import Tensor, layout_of, split
 from skerry.core.facts import EpochStarted, Injected, PhaseChanged, Sampled
 from skerry.core.messages import FULL
 from skerry.errors import MeasurementError
-from skerry.proof.twin import twin
+from skerry.proof.twin import measurements, twin
 from skerry.proof.twin.measurements import Life, Measurements, Window, measurements_of, numbers
 from skerry.run.delays import PYTHON_S, Delays
 from skerry.run.facts import Stamped, facts_of
@@ -164,6 +164,15 @@ def test_a_tape_without_an_end_or_without_measurements_is_refused():
         measurements_of([told for told in facts if not isinstance(told.fact, Sampled)], "x")
     with pytest.raises(MeasurementError, match="no merge yet"):
         measurements_of(facts[:3], "x")
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b'{"speeds": [], "x": "\xff', b'{"x": ' + b"[" * 100_000], ids=lambda c: repr(c[:20])
+)
+def test_a_file_beside_the_tape_that_cannot_be_read_is_refused_by_name(tmp_path, content):
+    (tmp_path / measurements.LOCAL).write_bytes(content)
+    with pytest.raises(MeasurementError, match="mend it, or take it away"):
+        measurements._told(tmp_path / measurements.LOCAL, measurements.Local([]))
 
 
 @pytest.mark.slow

@@ -115,7 +115,9 @@ def _is_torn(line: bytes) -> bool:
         return False
     try:
         msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except RecursionError:  # as far as it can be read it is no beginning of one: refused, not taken out
+        return False
+    except ValueError:
         return True
     return False
 
@@ -128,7 +130,7 @@ def decoded(where: str, line: bytes) -> Result:
             if isinstance(points := record.get("points"), list):
                 record["points"] = [_with_nan(point) if isinstance(point, dict) else point for point in points]
         return msgspec.convert(record, Result)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise StudyError(f"{where}: is no result of this version ({error}): mend the line or take it out") from None
 
 

@@ -138,7 +138,7 @@ def read(run_dir: Path) -> Measurements:
 def _told(file: Path, otherwise: T) -> T:
     try:
         return msgspec.json.decode(file.read_bytes(), type=type(otherwise)) if file.is_file() else otherwise
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise MeasurementError(f"{file}: {error}: mend it, or take it away to go by the tape alone") from None
 
 
