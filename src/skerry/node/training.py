@@ -119,7 +119,8 @@ class TrainingHalf:
         self._changes: list[Change] = []  # to be made at the next boundary
         self._wanted: dict[int, Want] = {}  # by fragment
         self._first: set[int] = set()  # fragments to be overwritten, of which a snapshot was ordered before
-        self._taken: list[int] = []  # by fragment, how many snapshots there were
+        self._taken: list[int] = []  # by fragment, how many snapshots there were,
+        self._taken_at: list[int] = []  # and after which step the last was taken
         self._marks = 0
         self.is_forwarding = False  # some fragments are written, and others are not
         self._joined_late = False  # the run was under way
@@ -270,17 +271,22 @@ class TrainingHalf:
         self.is_forwarding = change.further > 0
 
     def _due(self, step_count: int) -> list[Want]:
-        """The snapshots to take after so many steps; what there is no cell for stays due."""
-        if not self._wanted:
-            return []
-        due = [want for _, want in sorted(self._wanted.items()) if want.step <= step_count]
-        return due[: len(self._free)]
+        """The snapshots to take after so many steps; what there is no cell for stays due.
+
+        Where cells are few, fragments of which none was taken for longest come first: each has its turn, also where
+        versions that overwrite make all of them due at every boundary.
+        """
+        due = [want.fragment for want in self._wanted.values() if want.step <= step_count]
+        if len(due) > len(self._free):
+            due = sorted(due, key=lambda p: (self._taken_at[p], p))[: len(self._free)]
+        return [self._wanted[p] for p in sorted(due)]
 
     def _take(self, want: Want) -> Took:
         p, cell = want.fragment, self._free.pop()
         del self._wanted[p]
         self._marks += 1
         self._taken[p] += 1
+        self._taken_at[p] = self.step_count
         self._carrier.read(self.fragments[p], self._cells.up[cell], self._marks)
         return Took(p, self.applied[p].version, want.order, cell, self._marks)
 
@@ -321,7 +327,7 @@ class TrainingHalf:
         self._carrier_meets(self._cells)
         self._free = list(range(begun.up_count))
         self.fragments = decode_fragments(begun.fragments, self._layout)
-        self._taken = [0] * len(self.fragments)
+        self._taken, self._taken_at = [0] * len(self.fragments), [0] * len(self.fragments)
 
 
 def _numbers(changes: list[Change]) -> tuple[int, ...]:

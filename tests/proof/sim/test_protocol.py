@@ -79,6 +79,7 @@ BROKEN = {
     1795038909: "turned out while a merge of its work waited for the disk, and another of that fragment was under way",
     1795010856: "a learner that was dropped and readmitted before it heard of either, and went on in its life",
     1794973797: "the first of two stretches done alone, which no syncer lived to write down",
+    1795056278: "a fragment for which there never was a cell, for others were due at each boundary of a slow learner",
 }
 
 
