@@ -81,7 +81,7 @@ def test_a_key_is_set_while_a_learner_trains_and_stays_set_over_a_restart(tmp_pa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["sync.quorum=9"], "2 is the most here, and more take a run that is begun for more"),
+        (["sync.quorum=9"], "2 is the most here, and more take a run begun for more"),
         (["wire.codec_up=int8"], "wire.codec_up cannot be changed while a run goes on: learners were told it"),
         (["run.tokens=5"], "the budget is changed with skerry extend"),
         (["sync.quorumm=2"], "unknown key sync.quorumm: did you mean sync.quorum?"),
