@@ -1,5 +1,7 @@
 """A summary and a status of a run whose learner trained on while nobody took its work."""
 
+import pytest
+
 from cli.test_status import plain
 from node.pair import Pair, config_of
 from skerry.cli import live
@@ -45,3 +47,19 @@ def test_a_budget_that_is_kept_needs_no_mention(tmp_path):
         pair.until(lambda: pair.syncer.finished == "closed")
         status = telemetry.status(pair.syncer.machine, 0, 0, 0.0)
     assert status["over_budget"] == 0.0 and live.over_budget(status) == ""
+
+
+def test_how_the_rounds_of_a_stage_went_is_told_with_their_pace(tmp_path):
+    with Pair(tmp_path / "run", config_of(steps=STEPS)) as pair:
+        pair.join("a")
+        pair.until(lambda: pair.syncer.finished == "closed")
+        status = telemetry.status(pair.syncer.machine, 0, 0, 0.0)
+        told = tally(pair.store)
+    stages = summarise(told, status, [], {})["stages"]
+    assert sum(stage["merges"] for stage in stages.values()) == sum(bool(merge.fact.stage) for merge in told.merges)
+    assert {stage["contributors_mean"] for stage in stages.values() if stage["merges"]} == {1.0}
+    for name, stage in stages.items():
+        at = [merge.at for merge in told.merges if merge.fact.stage == name]
+        if len(set(at)) > 1:
+            assert stage["merges_per_s"] * (at[-1] - at[0]) == pytest.approx(len(at) - 1)
+    assert any(stage["merges_per_s"] > 0 for stage in stages.values())

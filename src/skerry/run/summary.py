@@ -15,6 +15,7 @@ from typing import Any
 from skerry.core.facts import Decision, Ordered, Row
 from skerry.core.ledger import MERGED
 from skerry.core.vocabulary import STAGES
+from skerry.run.facts import Stamped
 from skerry.run.history import History
 from skerry.run.tally import Tally, back_at, data_parallel_bytes, end_of, steps_reached
 
@@ -62,7 +63,7 @@ def summarise(
         },
         "contributors_mean": _mean([len(d.parts) for d in decisions]),
         "sync_every_effective": _mean([steps_reached(d) for d in decisions if d.stage in ("steady", "cool")]),
-        "stages": {stage: _stage([d for d in decisions if d.stage == stage]) for stage in STAGES},
+        "stages": {stage: _stage([one for one in t.merges if one.fact.stage == stage]) for stage in STAGES},
         "merge_gap_max_s": max((_unpaused_s(t, a.at, b.at) for a, b in itertools.pairwise(t.merges)), default=0.0),
         "learner_step_gap_max_s": max(gaps.values(), default=0.0),
         "learner_restarts": len(t.lives) - len({life.learner for _, life in t.lives}),
@@ -123,10 +124,13 @@ def _learner(t: Tally, name: str, speed: float) -> dict[str, Any]:
     }
 
 
-def _stage(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """How the rounds of a stage went: H as it was asked for and as it turned out, and who was in."""
+def _stage(merges: Sequence[Stamped[Decision]]) -> dict[str, Any]:
+    """How the rounds of a stage went: how fast, H as it was asked for and as it turned out, and who was in."""
+    decisions = [decision for _, decision in merges]
+    took_s = merges[-1].at - merges[0].at if merges else 0.0
     return {
-        "merges": len(decisions),
+        "merges": len(merges),
+        "merges_per_s": (len(merges) - 1) / took_s if took_s > 0 else 0.0,
         "contributors_mean": _mean([len(d.parts) for d in decisions]),
         "sync_every": decisions[0].sync_every if decisions else 0,
         "sync_every_asked": _mean([d.every for d in decisions]),
