@@ -104,6 +104,19 @@ def test_an_order_brings_work_in_when_the_next_round_is_due():
     assert rounds.order(b, 1, everyone) == 4, "and not if it is of the quorum"
 
 
+def test_where_a_version_overwrites_what_is_about_to_be_given_up_brings_no_order_nearer_or_further():
+    """Else a quick learner with many such steps is ordered for after the next version, which overwrites again."""
+    slow, quick = member("a", step=1), member("b", step=9)
+    slow.step_s, quick.step_s = 2.0, 0.5
+    rounds = Rounds(Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, grace=0.0), 1, 2, overwrites=True)
+    of_two = view(slow, quick, quorum=2)
+    pace_s = of_two.roster.pace_s(2)
+    assert rounds.order(slow, 1, of_two) == round(4 * pace_s / 2.0)
+    assert rounds.order(quick, 1, of_two) == round(4 * pace_s / 0.5)
+    quick.answer_s = 100.0
+    assert rounds.order(quick, 1, of_two) == 1
+
+
 def test_nobody_has_an_order_while_room_is_scarce():
     rounds, a = rounds_of(), member("a", step=3)
     assert rounds.order(a, 1, view(a, held=holding(contribution("b"), bytes_max=19))) == 0

@@ -47,8 +47,9 @@ class Round:
 class Rounds:
     """Open rounds and merges under way, how fast rounds may open, and how long their parts take."""
 
-    def __init__(self, sync: Sync, merge_threads: int, fragment_count: int) -> None:
+    def __init__(self, sync: Sync, merge_threads: int, fragment_count: int, overwrites: bool = False) -> None:
         self.sync = sync
+        self.overwrites = overwrites  # a version leaves nothing unsettled of who adopts it
         self.merge_threads = merge_threads
         self.fragment_count = fragment_count
         self.open: dict[int, Round] = {}
@@ -119,6 +120,9 @@ class Rounds:
         is due earlier, by as much as it would be late. Where the steps of a round pass sooner than the version with the
         order arrives, the order is overdue then: each learner contributes as soon as it has adopted, and all are in
         phase however long the links are.
+
+        Where the version overwrites what was done meanwhile, all of them begin anew with it: work that is about to be
+        given up counts for nothing. If it did, a quick learner beside a slow quorum would never be there in time.
         """
         if view.held.is_scarce:
             return 0  # an order cannot be taken back, a pull is sent when there is room
@@ -126,6 +130,8 @@ class Rounds:
         if pace_s is None or not member.step_s:
             return math.ceil(due)
         late_s = max(0.0, (member.answer_s or 0.0) - (self.quorum_s or 0.0) - self._grace_s(view))
+        if self.overwrites:
+            return max(1, round((due * pace_s - late_s) / member.step_s))
         due_s = (due - view.roster.steps_due(p, view.quorum)) * pace_s - late_s
         return max(1, member.unsettled(p) + round(due_s / member.step_s))
 

@@ -117,7 +117,7 @@ class SyncerMachine:
         self.clock = Clock(now, state.elapsed_s)
         self.held = Held(count, config.wire.held_bytes_max)
         self.roster = Roster(self.held, config.sync.stall_s, isinstance(config.sync.quorum, int))
-        self.rounds = Rounds(config.sync, config.merge.threads, count)
+        self.rounds = Rounds(config.sync, config.merge.threads, count, config.learner.adopt == "overwrite")
         self.window = window
         is_waited = state.phase == "created" and config.run.gather_s > 0
         self.gathering = Gathering(config.run.learners, config.run.gather_s, count) if is_waited else None

@@ -79,6 +79,8 @@ BROKEN = {
     1795038909: "turned out while a merge of its work waited for the disk, and another of that fragment was under way",
     1795010856: "a learner that was dropped and readmitted before it heard of either, and went on in its life",
     1794973797: "the first of two stretches done alone, which no syncer lived to write down",
+    6417: "a quick learner beside a slow quorum, whose order counted the work that each version overwrote",
+    9532: "a stretch done alone of which only a fold of the tape tells",
     1795056278: "a fragment for which there never was a cell, for others were due at each boundary of a slow learner",
 }
 
@@ -740,7 +742,6 @@ def drop_what_is_merged(plant):
     plant(Held, "is_merging", lambda self, learner, p: False)
 
 
-# bug -> a seed at which it is known to show
 def forget_the_orders(plant):
     """A restarted syncer goes by the configuration that the run began with."""
 
@@ -790,6 +791,7 @@ def merge_what_was_dropped(plant):
     plant(Door, "_drop_held", lambda self, learner: None)
 
 
+# bug -> a seed at which it is known to show
 BUGS = {
     forget_settled: 63,
     snapshot_twice: 0,

@@ -126,8 +126,12 @@ class Oracle:
         state = self.audit.state
         for fold in (decode_fact(record.body) for record in store.history() if record.is_fold):
             if isinstance(fold, RunState) and state is not None:
-                for learner, _, life in (key.rpartition("/") for key in fold.ledger.accounts):
-                    state.ledger.see(fold.ledger.seen(learner, int(life)))
+                for key, account in fold.ledger.accounts.items():
+                    learner, _, life = key.rpartition("/")
+                    seen = fold.ledger.seen(learner, int(life))
+                    for alone in account.alone or [seen.alone]:
+                        state.ledger.see(replace(seen, alone=alone))
+                        self.alone[learner, int(life)].add(Span(alone.from_step, alone.to_step))
 
     def acked(self, store: Store, records: list[bytes]) -> None:
         self.tape += records
