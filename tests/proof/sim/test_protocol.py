@@ -206,6 +206,15 @@ def overwrite_before_the_snapshot(plant):
     plant(TrainingHalf, "_hear", _hear)
 
 
+def order_by_what_is_overwritten(plant):
+    """The steps that a version overwrites count for the order that it brings."""
+
+    def begin(self, sync, merge_threads, count, overwrites, begin=rounds.Rounds.__init__):
+        begin(self, sync, merge_threads, count, overwrites=False)
+
+    plant(rounds.Rounds, "__init__", begin)
+
+
 def adopt_backwards(plant):
     """An old publication that was long on its way is adopted over a newer one."""
 
@@ -796,7 +805,8 @@ BUGS = {
     forget_settled: 63,
     snapshot_twice: 0,
     adopt_any_delta: 6,
-    overwrite_before_the_snapshot: 9467,
+    overwrite_before_the_snapshot: 12224,
+    order_by_what_is_overwritten: 6417,
     adopt_backwards: 1,
     forget_settled_seq: 13,
     forget_residual: 2,
