@@ -14,8 +14,9 @@ from e2e.processes import OPTIONS, write_genesis
 from node.test_record import RECORD
 from skerry.core.messages import PauseRun
 from skerry.engines import LINE_BYTES_MAX, LINE_CHARS_MAX, Member, engine, folder, lines_of, local, supervisor
+from skerry.engines.child import Child
 from skerry.engines.spec import Island
-from skerry.engines.supervisor import Child, LocalRun
+from skerry.engines.supervisor import LocalRun
 from skerry.errors import NoAnswer, Refusal, RunFailed
 from skerry.run.status import ending_of
 from skerry.run.summary import Kill
@@ -362,7 +363,7 @@ def test_gpus_are_given_out_in_turn_to_who_asks_for_some(tmp_path, monkeypatch):
 
 
 def test_a_log_that_has_grown_long_is_put_aside_and_read_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "LOG_BYTES_MAX", 10)
+    monkeypatch.setattr("skerry.engines.child.LOG_BYTES_MAX", 10)
     (tmp_path / "logs").mkdir()
     child = Child("a-0", ["echo", "a line that is long"], tmp_path / "logs" / "a-0.log")
     for _ in range(3):

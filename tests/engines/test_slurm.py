@@ -17,6 +17,7 @@ from e2e.processes import processes_naming, skerry, status_of, until
 from skerry.core.state import state_of
 from skerry.engines import slurm, spec
 from skerry.engines.folder import record_of
+from skerry.engines.jobs import TEND, jobs_of, printed
 from skerry.errors import Refusal
 from skerry.store import Store
 
@@ -213,8 +214,8 @@ def tried(tmp_path, island, extra=""):
 
 def run_script(launch, folder, island="one"):
     made = slurm._made(folder)
-    slurm._put(made / "tend.sh", slurm.TEND.read_text())
-    job = next(job for job in slurm._jobs(launch, folder) if job.name == island)
+    slurm._put(made / "tend.sh", TEND.read_text())
+    job = next(job for job in jobs_of(launch, folder) if job.name == island)
     script = made / f"{island}.sh"
     slurm._put(script, job.script)
     env = os.environ | {
@@ -254,8 +255,8 @@ def test_no_path_in_what_a_dry_run_prints_ends_a_comment(cluster, tmp_path):
     folder = tmp_path / "run\ntouch INJECTED"
     with pytest.raises(Refusal, match="no control character"):
         slurm.dry(launch, folder)
-    job = slurm._jobs(launch, tmp_path / "run")[1]
-    comments = slurm._shown(folder, job).partition(job.script)[0].splitlines()
+    job = jobs_of(launch, tmp_path / "run")[1]
+    comments = printed(folder, job).partition(job.script)[0].splitlines()
     assert comments and all(line.startswith("#") for line in comments)
 
 
@@ -295,7 +296,7 @@ def test_a_policy_says_what_is_brought_back(cluster, tmp_path, restart, code, li
 
 def test_each_element_has_its_own_speed(cluster, tmp_path):
     launch, _ = tried(tmp_path, "count = 3\nspeed = [1.0, 0.5]")
-    script = slurm._jobs(launch, tmp_path / "run")[1].script.replace('. "$slurm/tend.sh"', 'echo "${command[@]}"')
+    script = jobs_of(launch, tmp_path / "run")[1].script.replace('. "$slurm/tend.sh"', 'echo "${command[@]}"')
     said = [
         subprocess.run(
             ["bash", "-c", script], env=os.environ | {"SLURM_ARRAY_TASK_ID": at}, capture_output=True, text=True
@@ -327,9 +328,9 @@ def test_every_script_is_one_that_bash_can_read(cluster, tmp_path):
     two = 'name = "two"\nmachines = 2\nworkers = 4\ncommand = ["python", "t.py"]'
     text = f'[slurm]\nsetup = ["module load x"]\n[[islands]]\n{two}'
     launch, _ = tried(tmp_path, "count = 3", text)
-    for job in slurm._jobs(launch, tmp_path / "run"):
+    for job in jobs_of(launch, tmp_path / "run"):
         subprocess.run(["bash", "-n"], input=job.script, text=True, check=True)
-    subprocess.run(["bash", "-n", slurm.TEND], check=True)
+    subprocess.run(["bash", "-n", TEND], check=True)
     shown = slurm.dry(launch, tmp_path / "run")
     assert "--array=0-2" in shown and "--nnodes 2" in shown and "--nodes=2" in shown and "module load x" in shown
     assert not (tmp_path / "run").exists(), "nothing is touched"
@@ -375,7 +376,7 @@ def test_what_the_cluster_has_is_no_problem(cluster, tmp_path):
     island = 'count = 100\ngpus = 4\ncpus = 8\nmemory_gib = 100\nwhere = "partition=gpu a100"'
     launch, _ = tried(tmp_path, island, text)
     assert list(slurm.problems(launch)) == []
-    options = slurm._jobs(launch, tmp_path / "run")[1].options
+    options = jobs_of(launch, tmp_path / "run")[1].options
     assert {"--gres=gpu:4", "--mem=102400M", "--partition=gpu", "--constraint=a100", "--qos=high"} <= set(options)
 
 

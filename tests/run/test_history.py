@@ -20,9 +20,10 @@ from skerry.page.feed import Feed
 from skerry.report.numbers import numbers_of
 from skerry.run import evaluations, history
 from skerry.run.facts import facts_of
-from skerry.run.history import History, history_in, tail
+from skerry.run.history import History, history_in
 from skerry.run.orders import carry_out_here
 from skerry.run.summary import Kill, goodput_of, summarise
+from skerry.run.tail import tail
 from skerry.run.tally import tally
 from skerry.store import Store
 

@@ -20,10 +20,11 @@ import msgspec
 
 from skerry.engines import OVER, TAIL_BYTES, Member, command, leash, lines_of
 from skerry.engines import folder as folders
+from skerry.engines.child import aside
 from skerry.engines.folder import Record
 from skerry.engines.machine import cores_here, gpus_here, memory_gib_here
 from skerry.engines.spec import Island, Launch
-from skerry.engines.supervisor import COPY, MEMBERS, TOKEN, LocalRun, aside, parent_words
+from skerry.engines.supervisor import COPY, MEMBERS, TOKEN, LocalRun, parent_words
 from skerry.errors import Refusal, one_line
 from skerry.node.record import legible
 from skerry.run.status import holders_of, status_of

@@ -19,10 +19,11 @@ from typing import Any
 from skerry import __version__
 from skerry.errors import SkerryError, StoreError, one_line
 from skerry.page.headline import headline
-from skerry.run.history import History, tail
+from skerry.run.history import History
 from skerry.run.last_words import STATUS
 from skerry.run.sense import sensible
 from skerry.run.status import holders_of, status_of
+from skerry.run.tail import tail
 
 READ_S = 0.5  # of a look that are spent on a long tape; the rest is for the next look
 ROUNDS_SHOWN = 120

@@ -1,7 +1,7 @@
 """The history of a run, folded out of its tape as it grows: what a page or a report draws, and no more than they can.
 
     history = History()
-    for one in tail(root):  # None: all that there is was read, so look again a little later
+    for one in tail(root):  # of `run/tail.py`; None: all that there is was read, so look again a little later
         if one is not None:
             history.take(one.at, one.fact)
 
@@ -20,10 +20,9 @@ import copy
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from skerry.algo.fragments import decode_layout
@@ -52,12 +51,10 @@ from skerry.core.facts import (
 )
 from skerry.core.ledger import MERGED, Account, Past
 from skerry.core.state import RunState, created, decode_fact
-from skerry.errors import FileMissing, StoreError
 from skerry.node import telemetry
 from skerry.node.transitions import closed_by
 from skerry.run import evaluations
-from skerry.run.facts import Stamped, first_segment, history_of
-from skerry.run.last_words import open_to_read
+from skerry.run.facts import history_of
 from skerry.run.sense import place_of, sensible
 from skerry.run.series import How, Series
 from skerry.run.tally import data_parallel_bytes, steps_reached
@@ -599,82 +596,6 @@ def history_in(store: Store) -> History:
             with sensible(partial(place_of, store.root, record)):
                 history.take(record.at, fact)
     return history
-
-
-class Tail:
-    """What a tape says, and then what is written to it; `place` is that of the fact that was given last."""
-
-    def __init__(self, root: Path) -> None:
-        self.place = f"{root}/tape"
-        self._entries = self._read(root)
-
-    def __repr__(self) -> str:
-        return f"<tail after {self.place}>"
-
-    def __iter__(self) -> Iterator[Stamped[Fact | RunState] | None]:
-        return self
-
-    def __next__(self) -> Stamped[Fact | RunState] | None:
-        return next(self._entries)
-
-    def _read(self, root: Path) -> Iterator[Stamped[Fact | RunState] | None]:
-        first, given = 0, _Given()
-        while True:
-            with open_to_read(root) as store:
-                begins = first_segment(store)
-                if begins <= first:
-                    raise StoreError(f"{root}/tape: a segment is gone that no prune took: restore it from a copy")
-                first = begins
-                try:
-                    for record in store.follow(first):
-                        if record is None:
-                            yield from given.fresh(root)
-                            yield None
-                        elif not record.is_fold or (record.segment, record.number) == (first, 0):
-                            fact = decode_fact(record.body)
-                            self.place = place_of(root, record)
-                            if not isinstance(fact, Evaluated) or given.is_fresh(fact):
-                                yield Stamped(record.at, fact)
-                except FileMissing:
-                    continue
-
-
-def tail(root: Path) -> Tail:
-    """What a run's tape says from its beginning on, and then what is written to it, by whomever; it never ends.
-
-    None is given whenever all that there is was read: look again a little later. Only whole commits are read, nothing
-    is locked, and a look at a tape that has not grown reads 32 bytes. What was evaluated beside the run comes too,
-    once. The first is the run's creation, or a fold where the tape was pruned; one that was pruned before it was read
-    goes on with a later fold.
-    """
-    return Tail(root)
-
-
-class _Given:
-    """Evaluations lie in a file until the run has closed, and then on its tape: each is told once."""
-
-    def __init__(self) -> None:
-        self._known: set[tuple[float, tuple[int, ...]]] = set()
-        self._looked: tuple[int, int] | None = None
-
-    def is_fresh(self, fact: Evaluated) -> bool:
-        key = (fact.at, fact.versions)
-        is_known = key in self._known
-        self._known.add(key)
-        return not is_known
-
-    def fresh(self, root: Path) -> Iterator[Stamped[Fact | RunState]]:
-        try:
-            found = (root / evaluations.EVALUATIONS).stat()
-        except OSError:
-            return
-        if self._looked != (looked := (found.st_mtime_ns, found.st_size)):
-            self._looked = looked
-            try:
-                waiting = evaluations.waiting(root)
-            except StoreError:  # whoever evaluates says so
-                return
-            yield from (Stamped(one.at, one) for one in waiting if self.is_fresh(one))
 
 
 def _finite(value: float | None) -> float | None:

@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from skerry import config as configs
 from skerry.algo.fragments import Layout
-from skerry.engines.supervisor import Child, ours
+from skerry.engines.child import Child
+from skerry.engines.supervisor import ours
 from skerry.errors import NoAnswer, RunFailed
 from skerry.proof.bench import cores
 from skerry.proof.bench.reference import Tell, check_disk, layout_for

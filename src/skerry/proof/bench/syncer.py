@@ -37,7 +37,8 @@ from skerry.algo.fragments import Layout, split
 from skerry.config import Config
 from skerry.core.facts import Decision, Row
 from skerry.core.ledger import MERGED
-from skerry.engines.supervisor import Child, LocalRun
+from skerry.engines.child import Child
+from skerry.engines.supervisor import LocalRun
 from skerry.errors import Refusal, RunFailed
 from skerry.node.durations import between, quantile
 from skerry.plan.layouts import even
