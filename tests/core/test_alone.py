@@ -1,13 +1,19 @@
 """Work that a learner did alone: it is merged like any other, and beyond a bound it spends nothing of the budget."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.hand import TOKENS_PER_STEP, Bench, Desk, config_of, of, only
+from skerry.core import admission
 from skerry.core.events import Contribute, FastForward, Reported, Unlinked
 from skerry.core.facts import Committed, Row, Seen, Stretch
 from skerry.core.ledger import STRETCHES_MAX, Ledger, Work
+from skerry.core.messages import Report
 from skerry.core.state import decode_fact
+
+POSITIONLESS = Report("a", 1, 1, 0, 0, 1.0, "training", ())
 
 
 def stretch(after, upto):
@@ -129,4 +135,33 @@ def test_stretches_that_are_settled_are_let_go_of_and_no_more_than_a_few_stay():
         Seen("a", 1, account.step + 20, account.tokens + 200, 0, 0, 0.0, stretch(account.step, account.step + 20))
     )
     assert ledger.kept == kept, "and there is room again"
+    ledger.check()
+
+
+@given(st.data())
+def test_whatever_is_said_of_tokens_no_more_is_left_out_of_the_budget_than_was_done(data):
+    """Each draw is legal by itself: how many tokens a step has is the learner's word."""
+    ledger, few = Ledger(2), st.integers(0, 20)
+    step = tokens = number = 0
+    for _ in range(data.draw(st.integers(1, 8))):
+        step, tokens = step + 1 + data.draw(few), tokens + data.draw(few)
+        last = ledger.seen("a", 1).alone
+        edges = [
+            data.draw(st.tuples(st.integers(last.to_step, step), st.integers(last.to_tokens, tokens))) for _ in "ab"
+        ]
+        (after, upto), (least, most) = (sorted(each) for each in zip(*edges, strict=True))
+        alone = Stretch(after, least, upto, most) if upto > after + 1 else last
+        report = replace(POSITIONLESS, step=step, tokens=tokens, alone=alone)
+        assert not admission.illegal(report, ledger, 2, alone_steps_max=1)
+        ledger.see(Seen("a", 1, step, tokens, 0, 0, 0.0, alone))
+        for p in range(2):
+            at, number = ledger.settled("a", 1, p), number + 1
+            to_step = data.draw(st.integers(at.step, step))
+            to_tokens = tokens if to_step == step else data.draw(st.integers(at.tokens, tokens))
+            fate = data.draw(st.sampled_from(["merged", "died"]))
+            if to_step > at.step:
+                ledger.book([Row("a", 1, p, at.step, at.tokens, to_step, to_tokens, fate, number)])
+        ledger.check()
+    ledger.book(row for p in range(2) for row in ledger.rest("a", 1, p, "died"))
+    ledger.fold("a", 1)
     ledger.check()

@@ -229,6 +229,7 @@ class Audit:
         totals = ledger.totals()
         steps = sum(a.step for a in accounts.values()) + sum(past.steps for past in ledger.past.values())
         self._demand(totals.balance == 0, "I2", "the books do not balance: {}", totals)
+        self._demand(min(ledger.kept) >= 0, "I20", "more is left out of the budget than was done: {}", ledger.kept)
         said = (ledger.produced, ledger.steps)
         return self._demand(
             said == (totals.produced, steps), "I2", "{} produced in steps {}", said, (totals.produced, steps)

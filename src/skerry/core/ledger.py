@@ -260,10 +260,13 @@ class Ledger(Struct):
 
 
 def _let_go(account: Account) -> None:
-    """Of stretches that are settled on every fragment, for no row will speak of them; the last says what is known."""
+    """Of stretches that are settled on every fragment, for no row will speak of them; the last says what is known.
+
+    Settled in steps and in tokens: how many tokens each step has is the learner's word.
+    """
     if len(account.alone) > 1:
-        settled = min(at.step for at in account.settled)
-        account.alone[:-1] = [stretch for stretch in account.alone[:-1] if stretch.to_step > settled]
+        step, tokens = min(at.step for at in account.settled), min(at.tokens for at in account.settled)
+        account.alone[:-1] = [one for one in account.alone[:-1] if one.to_step > step or one.to_tokens > tokens]
 
 
 def _last(account: Account) -> Stretch:
