@@ -8,6 +8,8 @@ from msgspec.structs import replace
 from core.hand import Desk, config_of, of, only
 from skerry.core.credit import UNMEASURED_S
 from skerry.core.events import Hold, Reported
+from skerry.core.forgone import Forgone
+from skerry.core.ledger import Work
 from skerry.core.membership import RESEND_S
 from skerry.core.messages import Pull, Rejected
 
@@ -153,3 +155,23 @@ def test_one_that_claims_to_do_next_to_nothing_keeps_nobodys_work_out():
         desk.report("a", 10 * step)
         claim(desk, step, 1)
     assert of(desk.contribute("a", 0), Hold)
+
+
+@pytest.mark.parametrize("said", [2**53, 7])
+def test_a_claim_of_long_rounds_does_not_put_off_those_of_who_was_in_none_yet(said):
+    """As many as it can have taken on its link, or more than that."""
+    desk = training(**{"steps": 10**6})
+    machine, liar = desk.machine, desk.machine.members["liar"]
+    configured = machine.sync_every
+    desk.now += 1.0
+    desk.step(Reported(replace(liar.report, number=liar.report.number + 1, step=8, tokens=80, round_steps=said)))
+    assert liar.round_steps == (None if said > 8 else said)
+    assert machine.sync_every == configured
+
+
+def test_after_a_rollback_a_claim_of_tokens_without_steps_takes_no_more_from_progress_than_it_is_booked_with():
+    forgone, desk = Forgone(), training(**{"steps": 0, "tokens": 10**6})
+    report = desk.machine.members["liar"].report
+    positions = tuple(replace(at, mark_step=1, mark_tokens=10**14) for at in report.positions)
+    forgone.note(replace(report, tokens=10**14, positions=positions), desk.machine.state.fragments)
+    assert forgone.work(desk.machine.state.ledger) == Work(1 * desk.count, 70 * desk.count)

@@ -26,7 +26,7 @@ class Forgone:
         done = Work(report.step, report.tokens)
         before = self._upto.get((report.learner, report.life), [Work()] * len(fragments))
         self._upto[report.learner, report.life] = [
-            max(upto, done if is_rolled_back else Work(position.mark_step, position.mark_tokens))
+            _further(upto, done if is_rolled_back else Work(position.mark_step, position.mark_tokens))
             for upto, position in zip(before, report.positions, strict=True)
         ]
 
@@ -38,10 +38,18 @@ class Forgone:
                 del self._upto[learner, life]
                 continue
             account = ledger.account(learner, life)
-            booked = [min(upto, Work(account.step, account.tokens)) for upto in uptos]
-            left = [(upto, at) for upto, at in zip(booked, account.settled, strict=True) if upto.tokens > at.tokens]
-            if not left:
+            ends = [(min(upto.steps, account.step), min(upto.tokens, account.tokens)) for upto in uptos]
+            left = [
+                Work(max(0, end[0] - at.step), max(0, end[1] - at.tokens))
+                for end, at in zip(ends, account.settled, strict=True)
+            ]
+            if not any(map(any, left)):
                 del self._upto[learner, life]
-            steps += sum(upto.steps - at.step for upto, at in left)
-            tokens += sum(upto.tokens - at.tokens for upto, at in left)
+            steps += sum(work.steps for work in left)
+            tokens += sum(work.tokens for work in left)
         return Work(steps, tokens)
+
+
+def _further(a: Work, b: Work) -> Work:
+    """Each of the two by itself: how many tokens a step has is the learner's word."""
+    return Work(max(a.steps, b.steps), max(a.tokens, b.tokens))

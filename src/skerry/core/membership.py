@@ -120,7 +120,7 @@ class Member:
             step_s = self._believed(report, now)
             usual_s = self.step_s or step_s
             self.step_s = ema(usual_s, min(step_s, STEP_RISE_MAX * usual_s))
-        if report.round_steps > 0:
+        if 0 < report.round_steps <= self._steps_on_link(report):  # no round takes longer than that
             self.round_steps = ema(self.round_steps, report.round_steps)
         for p, position in enumerate(report.positions):
             before = self.report.positions[p] if self.report is not None else None
@@ -138,6 +138,10 @@ class Member:
         self.stepped = max(self.stepped, report.step)
         self.adopted = sum(position.base_version > FULL for position in report.positions)
         return True
+
+    def _steps_on_link(self, report: Report) -> int:
+        assert self.linked_from is not None
+        return report.step - self.linked_from[0]
 
     def _clock(self, step: int, now: float) -> None:
         """How its steps come in, over some of them; an outage counts with the steps that were taken in it."""

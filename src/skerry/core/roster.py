@@ -179,8 +179,13 @@ class Roster:
         return self._steps_s[quorum - 1] if len(self._steps_s) >= quorum else None
 
     def round_steps(self, quorum: int) -> float | None:
-        """Steps that a round takes the K quickest at it, from snapshot to adoption, once K were measured."""
-        return self._rounds[quorum - 1] if len(self._rounds) >= quorum else None
+        """Steps that a round takes the K quickest at it, from snapshot to adoption, as far as measured.
+
+        Who was in no round yet is taken for one of the quickest: else the first that says how long its rounds take, and
+        says too much, would put off the rounds by which the others are measured.
+        """
+        place = quorum - 1 - (len(self._counted) - len(self._rounds))
+        return self._rounds[place] if 0 <= place < len(self._rounds) else None
 
     # ------------------------------------------------------------------------------------------ helpers
 

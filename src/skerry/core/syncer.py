@@ -279,8 +279,8 @@ class SyncerMachine:
         member.is_beyond_belief = not self.credit.believes(member, self.state.ledger, age_s, self.clock.now)
         if not member.is_beyond_belief:
             self.books.see(_seen_in(report))
-        if self.state.is_rolled_back:
-            self.forgone.note(report, self.state.fragments)
+            if self.state.is_rolled_back:
+                self.forgone.note(report, self.state.fragments)
         if report.step > 0:
             self._begin_training()
         self.rounds.measure_adoption(member, self.state.fragments, self.clock.now)
