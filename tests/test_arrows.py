@@ -13,7 +13,7 @@ ROOT = Path(skerry.__file__).parent
 
 # What each folder of the product may import, besides itself and the shared leaves.
 LEAVES = {
-    "errors", "config", "text", "stats", "drawing", "memory", "compiled", "disk", "addresses", "python",
+    "errors", "config", "text", "stats", "drawing", "memory", "compiled", "disk", "addresses", "python", "secrecy",
     "__version__",
 }  # fmt: skip
 INWARDS = {
