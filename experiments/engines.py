@@ -39,7 +39,7 @@ NODE_REMOVED = "its node was removed, and another added"
 
 
 def skerry(*words, timeout=WAIT_S):
-    command = [sys.executable, "-m", "skerry", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "skerry", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout

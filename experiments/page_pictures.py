@@ -85,7 +85,7 @@ def many(chromium, run_dir):
 def terminal(chromium, run_dir, name):
     """What `skerry top` shows, as a terminal draws it."""
     tmux = ["tmux", "-L", f"skerry-{name}"]
-    top = f"{sys.executable} -m skerry top {run_dir}"
+    top = f"{sys.executable} -P -m skerry top {run_dir}"
     subprocess.run([*tmux, "new-session", "-d", "-x", "100", "-y", "22", top], check=True)
     time.sleep(6.0)  # rates are of a few seconds
     shown = subprocess.run([*tmux, "capture-pane", "-e", "-p"], capture_output=True, text=True, check=True).stdout
@@ -104,7 +104,7 @@ def terminal(chromium, run_dir, name):
 def started(*words):
     """A command that has a page, and the page's port once it is served."""
     with tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-m", "skerry", *map(str, words)]
+        command = [sys.executable, "-P", "-m", "skerry", *map(str, words)]
         process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
 
         def port():

@@ -42,7 +42,7 @@ def main():
 
 
 def trained(run, seed, more):
-    command = [sys.executable, "-m", "skerry", "train", *WORDS, f"--seed={seed}", f"--out={run}", "--json", *more]
+    command = [sys.executable, "-P", "-m", "skerry", "train", *WORDS, f"--seed={seed}", f"--out={run}", "--json", *more]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, f"seed {seed} ended with {done.returncode}"
     return json.loads(done.stdout)

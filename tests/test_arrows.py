@@ -12,7 +12,10 @@ import skerry
 ROOT = Path(skerry.__file__).parent
 
 # What each folder of the product may import, besides itself and the shared leaves.
-LEAVES = {"errors", "config", "text", "stats", "drawing", "memory", "compiled", "disk", "addresses", "__version__"}
+LEAVES = {
+    "errors", "config", "text", "stats", "drawing", "memory", "compiled", "disk", "addresses", "python", "secrecy",
+    "__version__",
+}  # fmt: skip
 INWARDS = {
     "core": set(),
     "data": set(),

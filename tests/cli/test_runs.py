@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -10,6 +11,8 @@ from cli.called import called
 from e2e.processes import Syncer
 from node.pair import Pair, config_of
 from skerry.core.events import Interrupted
+from skerry.run import listing
+from skerry.run.listing import taken
 
 
 @pytest.fixture
@@ -47,6 +50,33 @@ def test_each_run_has_its_row(capsys, folder):
     assert paused["merges"] > 0 and paused["bytes"] > 0 and not paused["damaged"]
     assert rows_of(capsys, "runs/closed").keys() == {"runs/closed"}
     assert rows_of(capsys, folder / "runs").keys() == {str(folder / "runs" / name) for name in ("closed", "paused")}
+
+
+def test_folders_in_folders_without_end_hide_no_run(capsys, folder, monkeypatch):
+    """Deeper than Python counts, and deeper than a path may be long."""
+    whole = rows_of(capsys)["runs/paused"]
+    evil = folder / "runs" / "evil"
+    shutil.copytree(folder / "runs" / "paused", evil)
+    with monkeypatch.context() as inside:
+        inside.chdir(evil)
+        for _ in range(3000):
+            os.mkdir("a")
+            os.chdir("a")
+    try:
+        rows = rows_of(capsys)
+    finally:
+        subprocess.run(["rm", "-rf", evil], check=True)  # Python's own way would end like the listing that counted so
+    assert rows.keys() == {"runs/closed", "runs/paused", "runs/evil"}
+    deep = rows["runs/evil"]
+    assert (deep["merges"], deep["damaged"]) == (whole["merges"], "") and deep["bytes"] > 0
+
+
+def test_files_without_end_are_reckoned_as_far_as_a_run_has_any(tmp_path, monkeypatch):
+    for name in range(40):
+        (tmp_path / str(name)).write_bytes(bytes(5000))
+    whole = taken(tmp_path)
+    monkeypatch.setattr(listing, "ENTRIES_MAX", 20)
+    assert 0 < taken(tmp_path) < whole
 
 
 def test_a_run_that_is_served_says_so(capsys, folder):

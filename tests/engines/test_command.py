@@ -30,6 +30,14 @@ while count == 0 or "stay" in sys.argv:
 dist.barrier()
 dist.destroy_process_group()
 """
+HELPED = """
+import os, sys
+from pathlib import Path
+import helper
+
+said = f"{helper.FOUND} {os.environ.get('PYTHONSAFEPATH')}"
+Path(sys.argv[1], f"helped-{os.environ['RANK']}").write_text(said)
+"""
 
 
 def island(tmp_path, *words, **numbers):
@@ -41,6 +49,10 @@ def begun(tmp_path, argv, at=0):
     with open(tmp_path / f"log-{at}", "wb") as log:
         env = os.environ | {"LOGLEVEL": "INFO", "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=log, stderr=log)
+
+
+def log_of(tmp_path, at):
+    return (tmp_path / f"log-{at}").read_text()
 
 
 def told(tmp_path):
@@ -59,6 +71,23 @@ def test_workers_of_one_machine_meet_without_a_pickle_at_a_port_of_each_start(tm
         assert (total, host) == ("2.0", "127.0.0.1") and other[2] == port
         ports.add(port)
     assert len(ports) == 2, "who comes back does not wait for a port to be free again"
+
+
+def test_torchrun_imports_nothing_from_where_it_begins_and_a_script_what_lies_beside_it(tmp_path):
+    """The folder of a command may be one that others write; that of its script is the user's own."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "helper.py").write_text("FOUND = 'helper'\n")
+    (code / "train.py").write_text(HELPED)
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w'); raise ImportError('planted')\n")
+    told = Island(name="pair", command=["python", "code/train.py", str(tmp_path)], workers=2)
+    port = str(free_port())
+    for at, met in enumerate(([], meeting(1, "0", "127.0.0.1", port))):
+        assert begun(tmp_path, learner_argv(told, sys.executable, met), at).wait(120) == 0, log_of(tmp_path, at)
+        assert not (tmp_path / "imported").exists()
+        for rank in (0, 1):
+            assert (tmp_path / f"helped-{rank}").read_text() == "helper None"
+            (tmp_path / f"helped-{rank}").unlink()
 
 
 def test_machines_meet_by_rank_without_a_pickle_and_a_killed_worker_ends_them_all(tmp_path):

@@ -1,6 +1,7 @@
 """A tape with a whole chain whose facts cannot be true: damage by its place to every reader, and no traceback."""
 
 import json
+import shutil
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from skerry.core.facts import (
     Checkpointed,
     Discarded,
     EpochStarted,
+    Injected,
     Kept,
     LifeStarted,
     PhaseChanged,
@@ -21,9 +23,10 @@ from skerry.core.facts import (
     Seen,
     Witnessed,
 )
-from skerry.core.state import RunState
+from skerry.core.state import RunState, decode_fact
 from skerry.errors import TapeDamaged
 from skerry.page.feed import Feed
+from skerry.run.facts import history_of
 from skerry.run.history import history_in
 from skerry.run.status import status_of
 from skerry.store import Store
@@ -49,6 +52,40 @@ IN_THE_HISTORY = {
     "a stranger is measured": Sampled((Sample("nobody", *FIGURES),), 1.0),
     "a stranger's work is given up": Discarded((Row("nobody", 1, 0, 0, 0, 5, 5, "died"),), (), 1.0),
 }
+
+
+NESTED = b"[" * 300_000
+UNREADABLE = {
+    "a configuration of lists": {"config": b"[[[]]]"},
+    "a configuration nested without end": {"config": NESTED},
+    "a table of another kind": {"fragments": b"{}"},
+    "a table nested without end": {"fragments": NESTED},
+    "a layout nested without end": {"layout": NESTED},
+    "what else there is, nested without end": {"contents": b"\x81\xa1x" + b"\x91" * 300_000},
+}
+AT_NO_TIME = {
+    "before all time": Injected("kill", "a", "", -1e300, 1.0),
+    "until no time": Injected("kill", "a", "", 1.0, float("nan")),
+}
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run whose creation is another than its syncer's; where that is."""
+
+    def begin(**other):
+        with Pair(tmp_path / "runs" / "begun", config_of()) as pair:
+            pair.join("a")
+        with Store.open(pair.root, readonly=True) as store:
+            bodies = [record.body for record in history_of(store)]
+        created = msgspec.structs.replace(decode_fact(bodies[0]), **other)
+        shutil.rmtree(pair.root / "tape")
+        with Store.open(pair.root) as store:
+            for body in [msgspec.msgpack.encode(created), *bodies[1:]]:
+                store.commit([body])
+        return pair.root, f"{pair.root}/tape/000001.seg record 0"
+
+    return begin
 
 
 @pytest.fixture
@@ -103,6 +140,32 @@ def test_a_folder_is_listed_with_a_run_in_it_whose_tape_makes_no_sense(forged, c
     rows = {row["run_dir"]: row for row in json.loads(out)["runs"]}
     assert (code, err) == (0, "") and rows.keys() == {str(root), str(pair.root)}
     assert rows[str(root)]["damaged"].startswith(place) and not rows[str(pair.root)]["damaged"]
+
+
+def refused_by_all(root, place, out_file, capsys):
+    """Every reader ends in one line with the place."""
+    for words in (
+        ("status",), ("export",), ("replay",), ("report", "--out", out_file), ("syncer", "--port", 0, "--run"),
+        ("evaluate",), ("prune", "--keep-days", 1), ("fork",), ("backup",),
+    ):  # fmt: skip
+        more = (out_file,) if words in [("fork",), ("backup",)] else ()
+        code, out, err = called(capsys, *words, root, *more)
+        assert (code, out) == (2, "") and err.count("\n") == 1 and place in err, (words, err)
+    assert trouble(root).startswith(place)
+    code, out, err = called(capsys, "runs", root.parent, "--json")
+    assert (code, err) == (0, "") and json.loads(out)["runs"][0]["damaged"].startswith(place)
+
+
+@pytest.mark.parametrize("other", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_creation_that_cannot_be_read_is_damage_by_its_place_to_every_reader(begun, tmp_path, other, capsys):
+    root, place = begun(**other)
+    refused_by_all(root, place, tmp_path / "out", capsys)
+
+
+@pytest.mark.parametrize("fact", AT_NO_TIME.values(), ids=AT_NO_TIME.keys())
+def test_a_fault_at_no_time_is_damage_by_its_place_to_every_reader(forged, tmp_path, fact, capsys):
+    root, place = forged(fact)
+    refused_by_all(root, place, tmp_path / "out", capsys)
 
 
 def test_a_syncer_does_not_begin_on_it(forged, capsys):

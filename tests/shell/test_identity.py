@@ -9,7 +9,10 @@ import pytest
 import skerry.run.keys
 from skerry.errors import ConfigError, KeysError, WireError
 from skerry.run.keys import Keys
-from skerry.shell.identity import admin_token, check_private, identity, read_token, secrets_of
+from skerry.shell.identity import admin_token, check_private, identity, read_owner, read_token, secrets_of
+from skerry.wire.tls import Tls, name_of
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of somebody else's")
 
 
 def secret(path, content):
@@ -168,7 +171,36 @@ def test_an_admin_token_is_made_once_for_its_owner_alone_and_through_no_link(tmp
     assert elsewhere.read_text() == "f" * 64
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of somebody else's")
+@only_root
+def test_a_token_or_key_of_somebody_else_is_refused_as_that_whatever_its_mode(key, tmp_path):
+    """Whoever owns it knows what is in it."""
+    for path, read in (
+        (secret(tmp_path / "token", b"0123456789abcdef" * 2), read_token),
+        (key, read_owner),
+        (key, Tls),
+        (key, name_of),
+    ):
+        os.chown(path, 4242, 4242)
+        with pytest.raises((WireError, KeysError)) as refusal:
+            read(path)
+        said = str(refusal.value)
+        assert said.startswith(f"{path}: belongs to another user (id 4242): run this as that user, or ")
+
+
+@only_root
+def test_what_root_hands_to_another_user_is_believed(key, tmp_path, monkeypatch):
+    """As a cluster does with the secrets of its containers: root reads everything anyway."""
+    token = secret(tmp_path / "token", b"0123456789abcdef" * 2)
+    made = admin_token(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    assert read_token(token) == b"0123456789abcdef" * 2 and admin_token(tmp_path) == made
+    assert read_owner(key) == name_of(key) == "island-a"
+    os.chown(token, 4243, 4243)
+    with pytest.raises(WireError, match=r"belongs to another user \(id 4243\)"):
+        read_token(token)
+
+
+@only_root
 def test_an_admin_token_of_somebody_else_is_refused_as_that(tmp_path):
     admin_token(tmp_path)
     os.chown(tmp_path / "admin.token", 4242, 4242)

@@ -187,9 +187,13 @@ def encode_fragments(fragments: Iterable[Fragment]) -> bytes:
     return msgspec.json.encode([[Place(s.name, s.start, s.size, s.offset) for s in f.slots] for f in fragments])
 
 
+def decode_table(data: bytes) -> tuple[tuple[Place, ...], ...]:
+    return msgspec.json.decode(data, type=tuple[tuple[Place, ...], ...])
+
+
 def decode_fragments(data: bytes, layout: Layout) -> tuple[Fragment, ...]:
     """The fragments of a table; ValueError unless it holds every element of this layout once."""
-    table = msgspec.json.decode(data, type=tuple[tuple[Place, ...], ...])
+    table = decode_table(data)
     tensors = {tensor.name: tensor for tensor in layout.tensors}
     _check_whole(tensors, [place for places in table for place in places])
     return tuple(

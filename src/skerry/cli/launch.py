@@ -23,6 +23,7 @@ from skerry.core.state import state_of
 from skerry.engines import NAMES, OVER, Engine, NotAsked, engine, folder, last_line_of, local, spec
 from skerry.engines.supervisor import LocalRun
 from skerry.errors import Refusal, RunFailed, printable
+from skerry.python import module_argv
 from skerry.run import provenance, summary
 from skerry.run.status import holders_of
 from skerry.run.tally import tally
@@ -181,7 +182,7 @@ def _detach(record: folder.Record, root: Path, words: Sequence[str]) -> None:
     folder.made(log.parent)
     with appended(log) as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "skerry", "launch", *own, "--run", str(root)],
+            module_argv("skerry", "launch", *own, "--run", str(root)),
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + UP_S

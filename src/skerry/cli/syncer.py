@@ -9,7 +9,6 @@ import secrets
 import shlex
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.cli import live, page, voice
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
+from skerry.python import code_argv
 from skerry.run import last_words, provenance, repair, room
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_layout
@@ -296,9 +296,7 @@ def make_genesis(config: configs.Config, path: Path) -> None:
         "import sys; from skerry import config, save_genesis; from skerry.train.loop import model_of;"
         "save_genesis(model_of(config.decode(sys.stdin.buffer.read())), sys.argv[1])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], input=configs.encode(config), capture_output=True, check=False
-    )
+    done = subprocess.run(code_argv(code, str(path)), input=configs.encode(config), capture_output=True, check=False)
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise Refusal(f"the built-in model could not be made ({' '.join(last)}): give --genesis FILE")

@@ -50,6 +50,7 @@ from skerry.core.state import RunState, created
 from skerry.core.vocabulary import PHASES
 
 HASH_BYTES = 32  # of a commit
+UNREADABLE = (msgspec.MsgspecError, RecursionError)  # what a fact has encoded may be anything, and nested without end
 INVARIANTS = {
     "I1": "no contribution is merged twice, merged ranges never overlap",
     "I2": "rows tile each life's work; after the end nothing is pending and nothing is settled",
@@ -161,7 +162,7 @@ class Audit:
             return
         try:
             tabled = len(msgspec.json.decode(about.fragments, type=list[msgspec.Raw]))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._demand(False, "I15", "its fragment table cannot be read ({})", error)
             return
         if not self._demand(tabled == count, "I15", "{} files, {} fragments in its table", count, tabled):
@@ -169,7 +170,7 @@ class Audit:
         self._lineage(about.lineage)
         try:
             config = configs.decode(fact.config)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._demand(False, "I15", "its configuration cannot be read ({})", error)
             return
         self._eras = {0: Era(config, START)}
@@ -346,7 +347,7 @@ class Audit:
         self._demand(is_open, "phase", "in phase {}", state.phase)
         try:
             before, after = self._config, configs.decode(fact.config)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self._demand(False, "I23", "its configuration cannot be read ({})", error)
             return
         said = [(one.key, one.before, one.after) for one in fact.changes]

@@ -340,8 +340,8 @@ class Injected(Struct, frozen=True, tag=True):
     kind: str
     target: str
     detail: str
-    at: float
-    until: float
+    at: Moment
+    until: Moment
 
 
 class Evaluated(Struct, frozen=True, tag=True):

@@ -347,7 +347,7 @@ def decode_fact(record: bytes) -> Fact | RunState:
     """A record of the tape as what it says; a run that follows rules nobody here knows is refused."""
     try:
         fact: Fact | RunState = _facts.decode(record)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise TapeUnknown(
             f"the tape holds a record that is no fact of this version ({error}): use a later version of Skerry, "
             "or restore it from a copy"

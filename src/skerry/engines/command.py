@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skerry.engines.spec import Island, Launch
+from skerry.python import module_argv
 
-SKERRY = ("-m", "skerry")  # behind a Python
-TORCHRUN = ("-m", "torch.distributed.run")  # likewise
-ALONE = ("-m", "skerry.engines.alone")  # likewise: torchrun on one machine, at a port that is free there
+TORCHRUN = "torch.distributed.run"
+ALONE = "skerry.engines.alone"  # torchrun on one machine, at a port that is free there
 
 
 def syncer_argv(
     launch: Launch, python: str, run_dir: str, config: str, genesis: str, host: str, port: int, *more: str
 ) -> list[str]:
     """`config` and `genesis` are paths as the syncer's machine sees them; an empty `genesis` is the built-in model."""
-    argv = [python, *SKERRY, "syncer", "--run", run_dir, "--host", host, "--port", str(port), "--config", config]
-    argv += ["--preset", launch.syncer.preset, "--run.learners", str(launch.config.run.learners)]
+    argv = module_argv("skerry", "syncer", "--run", run_dir, "--host", host, "--port", str(port), python=python)
+    argv += ["--config", config, "--preset", launch.syncer.preset, "--run.learners", str(launch.config.run.learners)]
     argv += ["--genesis", genesis] if genesis else []
     for key, value in launch.overrides:
         argv += [f"--{key}", str(value)]
@@ -27,12 +27,12 @@ def syncer_argv(
 def learner_argv(island: Island, python: str, met: Sequence[str] = (), index: int = 0) -> list[str]:
     """Of one learner on one machine. `met`: by `meeting`, where the learner has other machines, too."""
     if island.is_built_in:
-        return [python, *SKERRY, "learner", "--speed", f"{island.speed_of(index):g}"]
+        return module_argv("skerry", "learner", "--speed", f"{island.speed_of(index):g}", python=python)
     command = [python if word == "python" and at == 0 else word for at, word in enumerate(island.command)]
     if not island.is_group:
         return command
-    torchrun = [*TORCHRUN, *met] if met else ALONE
-    return [python, *torchrun, "--nproc-per-node", str(island.workers), "--no-python", *command]
+    torchrun = module_argv(TORCHRUN, *met, python=python) if met else module_argv(ALONE, python=python)
+    return [*torchrun, "--nproc-per-node", str(island.workers), "--no-python", *command]
 
 
 def meeting(machines: int, rank: str, host: str, port: str) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from skerry.engines.command import folder_of, learner_argv, learner_env, meeting, syncer_argv
 from skerry.engines.spec import OURS, Island, Launch, Syncer
 from skerry.errors import Refusal, printable
+from skerry.python import code_argv, module_argv
 from skerry.run.keys import KEYS
 
 NOTICE_S_MIN = 120  # before a job's time is over
@@ -68,16 +69,15 @@ def _syncer(launch: Launch, folder: Path) -> Job:
     words[argv.index("--port") + 1] = '"$port"'
     options = _options(launch, launch.syncer, "syncer", folder, launch.file.parent, launch.syncer.cpus, 0, 1)
     free = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
-    python = shlex.quote(sys.executable)
     own = f"""
 # Where learners find it: they read this file whenever they dial, so it may come up on another machine.
 before() {{
-  port={launch.syncer.port or f"$({python} -c {shlex.quote(free)})"}
+  port={launch.syncer.port or f"$({shlex.join(code_argv(free))})"}
   printf '%s:%s\\n' "$(hostname)" "$port" > "$slurm/address.tmp" && mv -f "$slurm/address.tmp" "$slurm/address"
   command=({" ".join(words)})
 }}
 after() {{ # the run is closed, or somebody has stopped the syncer
-  case $({python} -m skerry status "$run" --json) in
+  case $({shlex.join(module_argv("skerry", "status"))} "$run" --json) in
     *'"phase":"closed"'* | *'"phase": "closed"'*) : > "$slurm/closed" ;;
     *) return ;;
   esac

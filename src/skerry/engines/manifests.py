@@ -26,6 +26,7 @@ import yaml
 from skerry.engines.command import learner_argv, learner_env, meeting, syncer_argv
 from skerry.engines.spec import Island, Launch
 from skerry.errors import Refusal
+from skerry.python import code_argv, module_argv
 from skerry.run.keys import ADMIN_FILE, BOOK, SYNCER, Keys
 from skerry.store.files import contents, fresh
 
@@ -247,7 +248,7 @@ def _syncer_pod(launch: Launch, port: int, identity: str) -> Manifest:
                 **_container(
                     "syncer",
                     table.syncer_image,
-                    ["python", "-m", "skerry.engines.pod", ENDED, *_literal(served)],
+                    module_argv("skerry.engines.pod", ENDED, *_literal(served), python="python"),
                     mounts=mounts,
                     env=_without(_scratch() | {"PYTHONUNBUFFERED": "1"}, launch.syncer.env),
                     more_env=_env_of(launch, None, identity),
@@ -289,8 +290,8 @@ def _probes(port: int) -> Manifest:
     """It has started when its port is open, and while that is so learners find it. It is killed if it has written no
     status for minutes, which is when its deciding thread hangs: a busy one is late by seconds. Once the syncer has
     ended for good nothing is asked of it any more."""
-    dial = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5).close()"
-    is_open = f'test -e {ENDED} || exec python -c "{dial}"'
+    dial = f'import socket; socket.create_connection(("127.0.0.1", {port}), 5).close()'
+    is_open = f"test -e {ENDED} || exec {shlex.join(code_argv(dial, python='python'))}"
     is_fresh = f"test -e {ENDED} || find {RUN_DIR}/status.json -mmin -{SILENT_MIN} | grep -q ."
     return {
         "startupProbe": {

@@ -1,6 +1,6 @@
 """The syncer's first process in a Kubernetes pod: it starts the syncer, and stays when that has ended with 0.
 
-    python -m skerry.engines.pod ENDED COMMAND…
+    python -P -m skerry.engines.pod ENDED COMMAND…
 
 A StatefulSet starts again whatever ends, also the syncer of a run that is closed; and what is on its volume can be
 reached only through a pod. So this one stays, writes the file ENDED by which the pod's probes know of it, and ends when

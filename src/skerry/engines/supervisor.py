@@ -36,6 +36,7 @@ from skerry.engines.machine import gpus_here
 from skerry.engines.spec import Island
 from skerry.errors import DiskFull, Refusal, RunFailed, SkerryError, one_line, printable
 from skerry.node.record import legible
+from skerry.python import module_argv
 from skerry.run.evaluations import waiting
 from skerry.run.status import ending_of
 from skerry.run.summary import Kill
@@ -520,7 +521,7 @@ def _needing_room(root: Path) -> Iterator[None]:
 
 def ours(*words: str) -> list[str]:
     """A command of Skerry's that ends when this process does."""
-    return [sys.executable, *command.SKERRY, *words, *parent_words()]
+    return module_argv("skerry", *words, *parent_words())
 
 
 def parent_words() -> list[str]:

@@ -15,13 +15,13 @@ import msgspec
 
 from skerry.core.audit import INVARIANTS, Audit
 from skerry.core.facts import Committed, Evaluated, Fact
-from skerry.core.state import RunState, decode_fact
+from skerry.core.state import RunState
 from skerry.errors import StoreError
 from skerry.run import evaluations, provenance
 from skerry.run.facts import Stamped, first_segment
 from skerry.run.history import History
 from skerry.run.last_words import SUMMARY, no_run, open_to_read
-from skerry.run.sense import sensible
+from skerry.run.sense import fact_of, sensible
 from skerry.run.status import status_of
 from skerry.store.files import UNREADABLE, contents
 from skerry.store.store import Store
@@ -95,7 +95,7 @@ def _told(store: Store, show: Show) -> Iterator[Stamped[Fact | RunState]]:
     total = sum(size for number, size in sizes.items() if number >= first)
     before = {number: sum(size for each, size in sizes.items() if first <= each < number) for number in sizes}
     for count, record in enumerate(store.history(first)):
-        yield Stamped(record.at, decode_fact(record.body))
+        yield Stamped(record.at, fact_of(store.root, record))
         if count % SHOWN_EVERY == 0:
             show(before.get(record.segment, total) + record.offset, total)
 

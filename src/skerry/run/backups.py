@@ -27,12 +27,13 @@ import xxhash
 
 from skerry.core.audit import Audit
 from skerry.core.facts import Committed
-from skerry.core.state import RunState, decode_fact
+from skerry.core.state import RunState
 from skerry.disk import sync_folder
 from skerry.errors import DiskFull, FileMissing, Refusal, StoreError, TapeDamaged
 from skerry.run.facts import history_of
 from skerry.run.genesis import FIXED
 from skerry.run.room import free_disk
+from skerry.run.sense import fact_of
 from skerry.store.files import UNREADABLE, fresh, opened, temporary
 from skerry.store.journal import JOURNAL, Place
 from skerry.store.lock import NO_ROOM
@@ -379,7 +380,7 @@ def _audited(store: Store, backup: Backup) -> tuple[RunState, set[str]]:
     """What its tape comes to, and the files with contributions that it names."""
     audit, payloads = Audit(), set[str]()
     for record in history_of(store):
-        fact = decode_fact(record.body)
+        fact = fact_of(store.root, record)
         audit.take(fact)
         payloads |= {fact.result.payloads} if isinstance(fact, Committed) else set()
         if audit.violations:

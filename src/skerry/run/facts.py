@@ -14,6 +14,7 @@ from skerry.core.facts import Fact, Pruned, RunCreated
 from skerry.core.state import RunState, decode_fact
 from skerry.errors import FileMissing, TapeDamaged, TapeUnknown
 from skerry.run.last_words import open_to_read
+from skerry.run.sense import fact_of
 from skerry.store.store import Store
 from skerry.store.tape import Record
 
@@ -72,7 +73,7 @@ def history_of(store: Store) -> Iterator[Record]:
 def entries_of(store: Store) -> Iterator[Stamped[Fact | RunState]]:
     """The same, as what they say; the first is the run's creation, or a fold where the tape was pruned."""
     for record in history_of(store):
-        yield Stamped(record.at, decode_fact(record.body))
+        yield Stamped(record.at, fact_of(store.root, record))
 
 
 def facts_of(store: Store) -> Iterator[Stamped[Fact]]:

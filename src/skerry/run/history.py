@@ -50,12 +50,12 @@ from skerry.core.facts import (
     Witnessed,
 )
 from skerry.core.ledger import MERGED, Account, Past
-from skerry.core.state import RunState, created, decode_fact
+from skerry.core.state import RunState, created
 from skerry.node import telemetry
 from skerry.node.transitions import closed_by
 from skerry.run import evaluations
 from skerry.run.facts import history_of
-from skerry.run.sense import place_of, sensible
+from skerry.run.sense import fact_of, place_of, sensible
 from skerry.run.series import How, Series
 from skerry.run.tally import data_parallel_bytes, steps_reached
 from skerry.store.store import Store
@@ -591,7 +591,7 @@ def history_in(store: Store) -> History:
     """All that a tape says, as far as it goes."""
     history = History()
     for record in history_of(store):
-        fact = decode_fact(record.body)
+        fact = fact_of(store.root, record)
         if history.state is None or not isinstance(fact, RunState):
             with sensible(partial(place_of, store.root, record)):
                 history.take(record.at, fact)

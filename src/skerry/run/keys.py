@@ -43,6 +43,7 @@ from skerry.errors import DiskFull, KeysError, LocalError
 from skerry.node.peers import NAME, no_name
 from skerry.run import certificates
 from skerry.run.certificates import Private, Role
+from skerry.secrecy import objection
 from skerry.store.lock import NO_ROOM, locker_of
 from skerry.text import counted
 
@@ -470,10 +471,8 @@ def _content(path: Path, folder: int | None = None) -> bytes:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path if folder is None else path.name, flags, dir_fd=folder)
     with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        _check_owner(found, path)
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise KeysError(f"{path}: others may read or change it: chmod 600 {path}")
+        if trouble := objection(os.fstat(fd), "it", f"chmod 600 {path}", "run this as that user"):
+            raise KeysError(f"{path}: {trouble}")
         return file.read()
 
 

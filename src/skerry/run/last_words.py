@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from skerry.core.state import RunState, state_of
+from skerry.core.facts import Fact
+from skerry.core.state import RunState, fold
 from skerry.errors import StoreError
-from skerry.run.sense import sensible
+from skerry.run.sense import sensible, whole_fact
 from skerry.store.files import UNREADABLE, contents
 from skerry.store.store import Store
 
@@ -43,14 +44,17 @@ def state_in(store: Store) -> RunState:
         raise StoreError(no_run(store))
     number = -1
 
-    def told() -> Iterator[bytes]:
+    def place() -> str:
+        return f"{store.root}/tape/{store.tape.number:06d}.seg record {number}"
+
+    def told() -> Iterator[Fact | RunState]:
         nonlocal number
         for body in store.records:
             number += 1
-            yield body
+            yield whole_fact(body, place)
 
-    with sensible(lambda: f"{store.root}/tape/{store.tape.number:06d}.seg record {number}"):
-        return state_of(told())
+    with sensible(place):
+        return fold(told())
 
 
 def no_run(store: Store) -> str:

@@ -6,7 +6,6 @@ others are no worse for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ from skerry.run.status import status_of
 from skerry.store.files import is_temporary
 
 RUNS_MAX = 10_000  # folders that are looked at in one
+ENTRIES_MAX = 1_000_000  # of a run, when its size is reckoned
+DEPTH_MAX = 16  # folders in folders, likewise: a run's own are three deep
 
 
 def runs_in(folders: Iterable[Path]) -> list[dict[str, Any]]:
@@ -62,13 +63,35 @@ def _row(root: Path) -> dict[str, Any]:
 
 
 def taken(root: Path) -> int:
-    """Bytes that a folder takes on its disk; links in it are counted as links."""
-    total = 0
-    with contextlib.suppress(OSError):  # what is gone meanwhile takes nothing
-        for entry in os.scandir(root):
-            if entry.is_dir(follow_symlinks=False):
-                total += taken(Path(entry.path))
-            else:
-                with contextlib.suppress(OSError):
-                    total += 512 * entry.stat(follow_symlinks=False).st_blocks
+    """Bytes that a folder takes on its disk, as far as ENTRIES_MAX and DEPTH_MAX go: whoever may write there can put in
+    it whatever he likes. Links in it are counted as links."""
+    total, count, left = 0, 0, [(os.fspath(root), 0)]
+    while left:
+        folder, depth = left.pop()
+        for entry in _entries(folder):
+            count += 1
+            if count > ENTRIES_MAX:
+                return total
+            size, is_folder = _size_of(entry)
+            total += size
+            if is_folder and depth < DEPTH_MAX:
+                left.append((entry.path, depth + 1))
     return total
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """What is gone meanwhile, or may not be read, has none."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:
+        return
+
+
+def _size_of(entry: os.DirEntry[str]) -> tuple[int, bool]:
+    """Bytes on the disk, and whether it is a folder, which is looked into."""
+    try:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        return (0 if is_folder else 512 * entry.stat(follow_symlinks=False).st_blocks), is_folder
+    except OSError:
+        return 0, False

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import msgspec
 
 from skerry.core.facts import Committed, Kept, Pruned
-from skerry.core.state import KeptVersion, RunState, decode_fact
+from skerry.core.state import KeptVersion, RunState
 from skerry.run.facts import history_of
+from skerry.run.sense import fact_of
 from skerry.store.store import FILES, RECORD, Store, make_room
 
 DAY_S = 86400.0
@@ -80,7 +81,7 @@ def choose(
 def _segments(store: Store, state: RunState) -> dict[int, _Segment]:
     segments: dict[int, _Segment] = {}
     for record in history_of(store):
-        fact = decode_fact(record.body)
+        fact = fact_of(store.root, record)
         if record.segment not in segments:
             versions = (
                 [at.version for at in fact.fragments] if isinstance(fact, RunState) else [0] * len(state.fragments)

@@ -35,7 +35,7 @@ from skerry.node.syncer import ABS_MAX
 from skerry.run.export import lineage_of, streamed
 from skerry.run.facts import first_segment, fragments_of, history_of
 from skerry.run.last_words import lacking, last_words, no_run
-from skerry.run.sense import place_of
+from skerry.run.sense import fact_of, place_of
 from skerry.store.store import RECORD, Store
 from skerry.store.tape import Record
 
@@ -105,7 +105,7 @@ def replay(store: Store, threads: int = 1, exclude: str | None = None, show: Sho
     before = 0  # merges of which the tape does not tell any more
     record: Record | None = None
     for record in history_of(store):
-        fact = _decode(store, record)
+        fact = fact_of(store.root, record)
         if audit.state is None and isinstance(fact, RunState):
             before = fact.merges
         audit.take(fact)
@@ -152,13 +152,6 @@ def _begins(store: Store, first: int, before: int, report: Report) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the tape
-
-
-def _decode(store: Store, record: Record) -> Fact | RunState:
-    try:
-        return decode_fact(record.body)
-    except TapeUnknown as error:
-        raise TapeUnknown(f"{place_of(store.root, record)}: {error}") from None
 
 
 def _known(store: Store) -> RunState | None:

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from skerry.errors import TapeDamaged
+import msgspec
+
+from skerry import config as configs
+from skerry.algo.contents import decode_contents
+from skerry.algo.fragments import decode_layout, decode_table
+from skerry.core.facts import Fact, Ordered, RunCreated
+from skerry.core.state import RunState, decode_fact
+from skerry.errors import TapeDamaged, TapeUnknown, one_line
 from skerry.store.tape import Record
 
-# What a fold raises where a fact speaks of what is not there, or of what cannot come next.
-NONSENSE = (ArithmeticError, AssertionError, LookupError, StopIteration, TypeError, ValueError)
+# What a fold raises where a fact speaks of what is not there, or of what cannot come next; and whoever reads what is
+# encoded in a fact, where it is of another kind or nested without end.
+NONSENSE = (
+    ArithmeticError, AssertionError, LookupError, StopIteration, TypeError, ValueError, RecursionError,
+    msgspec.MsgspecError,
+)  # fmt: skip
 
 
 @contextmanager
@@ -27,6 +39,37 @@ def sensible(place: Callable[[], str]) -> Iterator[None]:
             f"{place()}: cannot be true after what the tape says before it: restore it from a copy; "
             "skerry replay says which rule it breaks"
         ) from error
+
+
+def fact_of(root: Path, record: Record) -> Fact | RunState:
+    """What a record says, whole: nobody meets what cannot be read in it later on, where its place is not known."""
+    return whole_fact(record.body, partial(place_of, root, record))
+
+
+def whole_fact(body: bytes, place: Callable[[], str]) -> Fact | RunState:
+    try:
+        fact = decode_fact(body)
+        _look_inside(fact)
+    except TapeUnknown as error:
+        raise TapeUnknown(f"{place()}: {error}") from None
+    except NONSENSE as error:
+        raise TapeDamaged(f"{place()}: cannot be read ({one_line(str(error))}): restore it from a copy") from error
+    return fact
+
+
+def _look_inside(fact: Fact | RunState) -> None:
+    """At what is encoded in it once more."""
+    match fact:
+        case RunCreated():
+            configs.decode(fact.config)
+            decode_layout(fact.layout)
+            decode_table(fact.fragments)
+            decode_contents(fact.contents)
+        case RunState():
+            _look_inside(fact.created)
+            configs.decode(fact.config)
+        case Ordered() if fact.config:
+            configs.decode(fact.config)
 
 
 def place_of(root: Path, record: Record) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skerry.core.facts import Evaluated, Fact
-from skerry.core.state import RunState, decode_fact
+from skerry.core.state import RunState
 from skerry.errors import FileMissing, StoreError
 from skerry.run import evaluations
 from skerry.run.facts import Stamped, first_segment
 from skerry.run.last_words import open_to_read
-from skerry.run.sense import place_of
+from skerry.run.sense import fact_of, place_of
 
 
 def tail(root: Path) -> Tail:
@@ -62,7 +62,7 @@ class Tail:
                             yield from given.fresh(root)
                             yield None
                         elif not record.is_fold or (record.segment, record.number) == (first, 0):
-                            fact = decode_fact(record.body)
+                            fact = fact_of(root, record)
                             self.place = place_of(root, record)
                             if not isinstance(fact, Evaluated) or given.is_fresh(fact):
                                 yield Stamped(record.at, fact)

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import skerry
 from skerry.node.cells import Lay
 from skerry.node.mailbox import Mailbox, NodeRecord, Record, mailbox
+from skerry.python import module_argv
 from skerry.shell.channel import Channel, Introduction, Said
 from skerry.shell.home import Home, OnHost, node_threads
 from skerry.shell.memory import OwnMemory, SharedMemory, shared_file
@@ -109,7 +110,7 @@ class NodeProcess:
         self.post = Hearing(ours, NodeRecord | Said)
         files = (theirs.fileno(), memory)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "skerry.shell.companion", *map(str, files)],
+            module_argv("skerry.shell.companion", *map(str, files)),
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

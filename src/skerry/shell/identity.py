@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from skerry.errors import ConfigError, WireError
+from skerry.secrecy import objection
 from skerry.shell.address import is_loopback
 from skerry.store.files import fresh, opened, temporary
 from skerry.wire.tls import Tls, name_of
@@ -102,15 +102,13 @@ def admin_token(root: Path) -> bytes:
 
 
 def read_admin_token(root: Path) -> bytes:
-    """As it lies in the run directory: through no link, and a file of this user's alone."""
+    """As it lies in the run directory: through no link, and a file of this user's alone (`secrecy.py`)."""
     path, remedy = root / ADMIN_TOKEN, "remove it, and start the syncer again"
     try:
         with opened(path) as file:
             about = os.fstat(file.fileno())
-            if about.st_uid != os.geteuid():
-                raise WireError(f"{path}: belongs to another user (id {about.st_uid}): run this as that user")
-            if stat.S_IMODE(about.st_mode) & 0o077:
-                raise WireError(f"{path}: others may read or change the admin token: {remedy}")
+            if trouble := objection(about, "the admin token", remedy, "run this as that user"):
+                raise WireError(f"{path}: {trouble}")
             return file.read(SECRET_BYTES_MAX).strip()
     except OSError as error:
         raise WireError(f"{path}: the admin token cannot be read ({error.strerror}): {remedy}") from None
@@ -153,12 +151,12 @@ def _bits_a_byte(token: bytes) -> int:
 
 
 def read_secret(file: str | Path, what: str) -> bytes:
-    """A file that its owner alone may read or change; a link to one will do."""
+    """A file of this user's alone (`secrecy.py`); a link to one will do."""
     try:
         with opened(Path(file), through_link=True) as found:
-            mode = os.fstat(found.fileno()).st_mode
-            if stat.S_IMODE(mode) & 0o077:
-                raise WireError(f"{file}: others may read or change this {what}: chmod 600 {file}, or make another")
+            mend, instead = f"chmod 600 {file}, or make another", f"run this as that user, or give a {what} of your own"
+            if trouble := objection(os.fstat(found.fileno()), f"this {what}", mend, instead):
+                raise WireError(f"{file}: {trouble}")
             return found.read(SECRET_BYTES_MAX)
     except OSError as error:
         raise WireError(

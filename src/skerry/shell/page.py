@@ -15,7 +15,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from skerry.errors import WireError
+from skerry.python import module_argv
 from skerry.store.files import appended
 
 LOOPBACK = "127.0.0.1"
@@ -115,10 +115,10 @@ class Beside:
         descriptor = self._listener.fileno()
         with appended(self._said) as said:
             process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "skerry", "dashboard", str(self._root), *self._words,
+                module_argv(
+                    "skerry", "dashboard", str(self._root), *self._words,
                     "--listener", str(descriptor), "--parent", str(os.getpid()),
-                ],
+                ),
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 pass_fds=(descriptor,),
                 start_new_session=True,  # Ctrl-C is for the parent

@@ -15,13 +15,13 @@ import os
 import re
 import socket
 import ssl
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.core.vocabulary import ADMIN
 from skerry.errors import KeysError
+from skerry.secrecy import objection
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -182,8 +182,9 @@ def _word(error: OSError) -> str:
 def _read(key_file: str | Path) -> bytes:
     try:
         with open(key_file, "rb") as opened:
-            if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
-                raise KeysError(f"{key_file}: others may read or change this key: chmod 600 {key_file}, or {ANOTHER}")
+            mend, instead = f"chmod 600 {key_file}, or {ANOTHER}", f"run this as that user, or {ANOTHER}"
+            if trouble := objection(os.fstat(opened.fileno()), "this key", mend, instead):
+                raise KeysError(f"{key_file}: {trouble}")
             return opened.read(KEY_FILE_BYTES_MAX)
     except OSError as error:
         raise KeysError(f"{key_file}: the key cannot be read ({_word(error)}): check the path, or {ANOTHER}") from None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
+
+from skerry.python import module_argv
 
 STRETCHES = (False, True, True, False)  # whether each is disturbed
 END_S = 10.0  # for the others to end
@@ -33,7 +34,7 @@ def in_turn(
 @contextlib.contextmanager
 def others(module: str, *words: str) -> Iterator[bytes]:
     """This module as a process, which ends when its stdin does; what it said first, which is when it has begun."""
-    process = subprocess.Popen([sys.executable, "-m", module, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(module_argv(module, *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     try:
         yield process.stdout.readline()

@@ -25,6 +25,7 @@ from skerry.adapters.torch import Learner
 from skerry.config import Config, Data, Model, Run, Sync, encode
 from skerry.engines.supervisor import LocalRun
 from skerry.proof.bench import cores
+from skerry.python import module_argv
 from skerry.train.data import Corpus, Stream
 from skerry.train.gpt import GPT
 from skerry.train.inner import Inner, execution_of
@@ -167,7 +168,7 @@ def take(job: Job, rank: int) -> tuple[_Loop, int | None, list[list[float]], lis
 @contextmanager
 def _other_ranks(job: Job) -> Iterator[None]:
     """Those beside this process, which end when all stretches are over, or with it."""
-    words = [sys.executable, "-m", __name__, msgspec.json.encode(job).decode()]
+    words = module_argv(__name__, msgspec.json.encode(job).decode())
     others = [subprocess.Popen([*words, str(rank)]) for rank in range(1, job.ranks)]
     try:
         yield

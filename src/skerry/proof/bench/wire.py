@@ -14,7 +14,6 @@ import contextlib
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,6 +30,7 @@ from skerry.core.messages import Contribution
 from skerry.errors import RunFailed
 from skerry.proof.bench.reference import ROUNDS, Spread, Tell, spread
 from skerry.proof.bench.wire_far import HOST, STRETCH_S_MAX, Done, Ports, Ready, Stretch, Subject
+from skerry.python import module_argv
 from skerry.run.keys import Keys
 from skerry.wire.client import Client
 from skerry.wire.frames import CHUNK_BYTES
@@ -203,7 +203,7 @@ def _send_bare(sock: socket.socket, payload: memoryview, payloads: int) -> None:
 
 @contextlib.contextmanager
 def _far(streams: int, keys: Pair | None) -> Iterator[_Far]:
-    words = [sys.executable, "-m", "skerry.proof.bench.wire_far", "--streams", str(streams)]
+    words = module_argv("skerry.proof.bench.wire_far", "--streams", str(streams))
     words += ["--key-file", str(keys.syncer)] if keys else []
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

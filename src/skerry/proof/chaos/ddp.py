@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 from skerry import config as configs
 from skerry.errors import ConfigError, NetworkError
 from skerry.proof.chaos.ddp_net import DELAY_MS, INTERFACE, RATE, Network
+from skerry.python import module_argv
 
 FAILED_LEARNER = "failed learner"
 REGIONAL_OUTAGE = "regional outage"
@@ -203,11 +203,11 @@ class Ranks:
         self.killed: list[int] = []
 
     def start(self, config: Path, rank: int, world: int, network: Network | None) -> None:
-        command = [
-            sys.executable, "-m", "skerry.proof.chaos.ddp_rank", "--rank", str(rank), "--world", str(world),
+        command = module_argv(
+            "skerry.proof.chaos.ddp_rank", "--rank", str(rank), "--world", str(world),
             "--init", f"file://{self.folder / 'meeting'}", "--config", str(config), "--log", str(self._log(rank)),
             "--parent", str(os.getpid()),
-        ]  # fmt: skip
+        )  # fmt: skip
         interface = INTERFACE if network else "lo"
         with self._errors(rank).open("ab") as errors:
             process = subprocess.Popen(

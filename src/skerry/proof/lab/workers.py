@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, parent_process
 from pathlib import Path
 
 import msgspec
 
 from skerry.proof.lab.results import decoded
 from skerry.proof.lab.study import Job, Result, Stint
+from skerry.python import spawning
 
 TELL_S = 0.2  # between two words of a worker on its progress
 LOOK_S = 1.0  # between two looks at workers that may have died in silence
@@ -94,7 +95,7 @@ class _Worker:
     job: Job
 
     def __init__(self, device: str, run: Run | None) -> None:
-        context = get_context("spawn")
+        context = spawning()
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, device, run))
         with _no_interrupt():

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 
 from skerry.proof.chaos.plan import FaultPlan
 from skerry.proof.sim.scenario import draw, under
 from skerry.proof.sim.world import World
+from skerry.python import spawning
 from skerry.shell.signals import end_with
 
 CHUNK = 20  # seeds handed to a process at a time
@@ -134,7 +134,7 @@ def run_seeds(
     chunk = max(1, min(CHUNK, len(seeds) // (4 * jobs)))
     chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     # Spawned, not forked: a fork of a process with threads (the progress bar's) may hang.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (os.getpid(),)) as pool:
+    with ProcessPoolExecutor(jobs, spawning(), _begin, (os.getpid(),)) as pool:
         for outcomes in pool.map(partial(_run_chunk, tensors, plan), chunks):
             for outcome in outcomes:
                 result.add(outcome)
