@@ -71,6 +71,8 @@ class Connection:
         self.is_admin = False  # that certificate is an admin's
         self.is_refused = False  # by the other side, which has proved itself, for our key
         self.address = address
+        self.place = ""  # on a syncer's side: whom it stands for, where nothing is proved,
+        self.is_exception = False  # and whether it was only let in because some are awaited from there
         self.parser = parser
         self.role: Role = "new"
         self.peer = 0  # the id of the peer that it belongs to; 0 for a stranger's
@@ -123,12 +125,12 @@ class Connection:
         return self._stream.is_shaking
 
     @property
-    def has_more(self) -> bool:
-    @property
     def taken(self) -> int:
         """What its peer is charged with: all bytes that came, and with TLS what they came in."""
         return self._stream.taken
 
+    @property
+    def has_more(self) -> bool:
         """Something can be read, though the socket does not say so."""
         return self._stream.has_more and not self.broken and not self.ended
 
