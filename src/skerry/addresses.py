@@ -16,3 +16,13 @@ def place_of(host: str) -> str:
             return str(address.ipv4_mapped)
         return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
     return str(address)
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Only a process of this machine can have this address."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

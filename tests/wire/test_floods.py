@@ -189,6 +189,30 @@ def test_an_address_that_comes_to_nothing_again_and_again_is_not_let_in_and_othe
     assert event(inbox, Opened).peer
 
 
+def test_what_comes_while_a_learners_connections_are_awaited_is_not_held_against_its_address(net, monkeypatch):
+    monkeypatch.setattr(quotas, "FAILURES_PER_S", 1e-6)
+    server, inbox = net.server(streams=2)
+    control = net.dial(server.port)
+    heard(control)
+    control.sendall(encode(Proof(HANDSHAKE, bytes(32), b"", streams=2)))
+    session = heard(control).session
+    (place,) = server._strangers._awaited
+    server._loop.call(server._strangers.failures.charge, place, time.monotonic(), quotas.FAILURES_BURST + 1)
+    debt_s = []
+    for _ in range(100):
+        with net.dial(server.port) as sock:
+            assert isinstance(heard(sock), Challenge), "it may be one of those"
+        until(lambda: not len(server._strangers), "it to be gone")
+        debt_s.append(server._strangers.failures.wait_s(place, time.monotonic()))
+    assert debt_s[0] > 0 and debt_s[-1] <= debt_s[0]
+    for stream in range(2):
+        bulk = net.dial(server.port)
+        heard(bulk)
+        bulk.sendall(encode(frames.Attach(HANDSHAKE, bytes(32), session, b"", stream=stream)))
+        assert isinstance(heard(bulk), Attached)
+    assert event(inbox, Opened).peer
+
+
 def guess(net, port, token, session=b""):
     """A connection that has said its proof and has not heard what comes of it."""
     sock = net.dial(port)

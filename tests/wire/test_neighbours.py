@@ -12,12 +12,16 @@ import pytest
 
 from e2e.processes import Puppet, Syncer, secret
 from skerry.core.messages import PROTOCOL
-from skerry.wire import frames, handshake
+from skerry.wire import frames, handshake, quotas
 from skerry.wire.frames import NONCE_BYTES, Attached, Denied, Parser
 from skerry.wire.handshake import Credentials
 from skerry.wire.neighbours import Neighbours
+from skerry.wire.quotas import Quotas
+from skerry.wire.server import Server
+from skerry.wire.transport import Inbox
 
 SOMEBODY = 4242
+ROOM = Quotas(peers_max=3, strangers_max=16, connections_max=100, payloads_burst=1000, payload_bytes_burst=1e9)
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 pytestmark = [
@@ -47,13 +51,23 @@ def dialled(port, kind, token):
         return heard(sock, parser)
 
 
+def left(port, count):
+    """How many of so many connections were hung up on without a word; of the others nothing comes."""
+    silent = 0
+    for _ in range(count):
+        with socket.create_connection(("127.0.0.1", port), 60) as sock, contextlib.suppress(ConnectionError):
+            silent += not sock.recv(1)
+    return silent
+
+
 def be_somebody(pipe):
     os.setgroups([])
     os.setgid(SOMEBODY)
     os.setuid(SOMEBODY)
     with contextlib.suppress(EOFError):
         while True:
-            pipe.send(dialled(*pipe.recv()))
+            port, kind, what = pipe.recv()
+            pipe.send(left(port, what) if kind == "leave" else dialled(port, kind, what))
 
 
 @pytest.fixture
@@ -65,8 +79,8 @@ def somebody():
     process.start()
     theirs.close()
 
-    def told(port, kind="join", token=None):
-        ours.send((port, kind, token))
+    def told(port, kind="join", what=None):
+        ours.send((port, kind, what))
         assert ours.poll(60), "no answer"
         return ours.recv()
 
@@ -88,7 +102,17 @@ def test_another_user_joins_no_run_of_a_syncer_without_token_and_keys_and_its_ow
 
 def test_another_user_that_has_the_token_joins(somebody, tmp_path):
     with Syncer(tmp_path, "--token-file", secret(tmp_path / "token", TOKEN)) as syncer:
-        assert isinstance(somebody(syncer.port, token=TOKEN.encode()), Attached)
+        assert isinstance(somebody(syncer.port, what=TOKEN.encode()), Attached)
+
+
+def test_what_another_user_dials_for_nothing_is_not_held_against_this_ones_learners(somebody, monkeypatch):
+    monkeypatch.setattr(quotas, "FAILURES_PER_S", 1e-6)  # so whoever is kept out is for as long as this takes
+    server = Server("127.0.0.1", 0, TOKEN.encode(), Inbox(), lambda message: 0, quotas=ROOM)
+    try:
+        assert somebody(server.port, "leave", 2 * int(quotas.FAILURES_BURST)), "it is not let in any more"
+        assert isinstance(dialled(server.port, "join", TOKEN.encode()), Attached)
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

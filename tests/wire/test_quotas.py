@@ -114,3 +114,10 @@ def test_descriptors_are_left_for_the_store_and_for_strangers(files_max, learner
 def test_a_rate_that_the_run_holds_learners_to_is_no_standstill():
     found = quotas_of(learners=1, streams=4, fragments=1, parameters=1, files_max=1024, mbit_up=0.1)
     assert found.transfer_bytes_per_s_min < 0.1e6 / 8 / 4 / 5
+
+
+def test_nobody_is_kept_out_for_long_once_a_flood_is_over():
+    strangers = Strangers[str](4)
+    for _ in range(100_000):
+        strangers.failures.charge("10.0.0.1", 0.0)
+    assert strangers.failures.wait_s("10.0.0.1", 0.0) == quotas.FAILURES_DEBT_S

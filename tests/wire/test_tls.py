@@ -4,11 +4,18 @@ import contextlib
 import datetime as dt
 import os
 import queue
+import random
+import re
+import select
 import socket
+import struct
 import threading
 import time
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from skerry.core.messages import PROTOCOL, Contribution, Hello, Publication, Refused
 from skerry.errors import KeysError, NoAnswer
@@ -20,6 +27,7 @@ from skerry.wire.handshake import HANDSHAKE
 from skerry.wire.inquiry import ask_status
 from skerry.wire.quotas import PEERS_PER_NAME, Quotas
 from skerry.wire.server import Server
+from skerry.wire.stream import IDLE_RECORDS_MAX, RECORD_COST_BYTES, RECORDS_MAX, Records
 from skerry.wire.tls import Tls, name_of
 from skerry.wire.transport import Inbox, Lost, Opened, Received, Sent
 from wire import certificates
@@ -437,6 +445,114 @@ class Trickle:
         assert count <= self._count
 
 
+# ----------------------------------------------------------------------------------------- records with little in them
+
+
+@pytest.fixture
+def line():
+    """What a learner says through TLS, record by record as it likes, and the syncer's connection that hears it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname(), WAIT_S)
+        near, _ = listener.accept()
+    parser = Parser(frames.syncer_dialect(lambda message: message.to_tokens))
+    scratch = memoryview(bytearray(connections.SCRATCH_BYTES))
+    heard = connections.Connection(near, "far", parser, connections.Meter(), scratch, float("inf"), syncer_tls())
+    said = []
+    dialling = threading.Thread(target=lambda: said.append(learner_tls().dialled(far)))
+    dialling.start()
+    while heard.is_shaking:
+        assert select.select([near], [], [], WAIT_S)[0]
+        heard.shake()
+    dialling.join(WAIT_S)
+    yield said[0], heard
+    heard.close()
+    said[0].close()
+
+
+def test_what_comes_in_short_records_is_read_a_few_at_a_time_and_none_of_it_is_lost(line):
+    """However much of it lies in the socket, for a turn is over when the others may wait for no longer."""
+    said, heard = line
+    heard.parser.legal = frames.BULK_LINE
+    payload = os.urandom(300)
+    message = sample(Contribution, to_tokens=len(payload))
+    stream = b"".join(b"".join(f) for f in frames.encode_bulk(1, message, memoryview(payload)))
+    for byte in stream:
+        said.sendall(bytes([byte]))
+    turns = []
+    while heard.bytes_in < len(stream):
+        assert heard.has_more or select.select([heard.sock], [], [], WAIT_S)[0]
+        before = heard.bytes_in, heard.taken
+        turns.append((list(heard.read(lambda: True)), heard.bytes_in - before[0], heard.taken - before[1]))
+    assert all(bytes <= 2 * RECORDS_MAX for _, bytes, _ in turns)
+    assert all(taken >= bytes * RECORD_COST_BYTES for _, bytes, taken in turns), "and what they are is charged"
+    assert [item.payload for items, _, _ in turns for item in items] == [payload]
+
+
+class Renewal:
+    """Asks the other side to expect new keys, again and again: records of TLS that have nothing in them.
+
+    What they are encrypted with is in RFC 8446, section 7; `secret` is what TLS tells whoever wants to look into it.
+    """
+
+    def __init__(self, secret, said):
+        self._secret, self._said = bytes.fromhex(secret), said  # so many records were encrypted by the first of them
+
+    def records(self, count):
+        return b"".join(self._next() for _ in range(count))
+
+    def _next(self):
+        key, nonce = self._expanded(b"key", 32), bytearray(self._expanded(b"iv", 12))
+        nonce[-1] ^= self._said
+        header = b"\x17\x03\x03\x00\x16"
+        record = header + AESGCM(key).encrypt(bytes(nonce), b"\x18\x00\x00\x01\x00\x16", header)
+        self._secret, self._said = self._expanded(b"traffic upd", 48), 0
+        return record
+
+    def _expanded(self, label, length):
+        info = struct.pack(">HB", length, 6 + len(label)) + b"tls13 " + label + b"\0"
+        return HKDFExpand(hashes.SHA384(), length, info).derive(self._secret)
+
+
+def test_who_sends_records_without_anything_in_them_is_hung_up_on(made, tmp_path):
+    server, inbox = made.server(syncer_tls())
+    tls = learner_tls()
+    tls._context.keylog_filename = tmp_path / "secrets"
+    sock = made.own(tls.dialled(socket.create_connection(("127.0.0.1", server.port), WAIT_S)))
+    assert sock.cipher()[0] == "TLS_AES_256_GCM_SHA384"
+    assert read_item(sock).locked is False
+    sock.sendall(encode(frames.Proof(HANDSHAKE, bytes(32), b"", 1, PROTOCOL, "fern")))
+    expect(inbox, Opened)
+    secret = re.search(r"CLIENT_TRAFFIC_SECRET_0 \w+ (\w+)", (tmp_path / "secrets").read_text()).group(1)
+    with socket.socket(fileno=os.dup(sock.fileno())) as plain:
+        plain.sendall(Renewal(secret, said=1).records(IDLE_RECORDS_MAX + 10))
+    assert "have nothing in them" in expect(inbox, Lost).reason
+
+
+def test_and_who_sends_something_in_each_is_not(line):
+    said, heard = line
+    heard.parser.legal = frames.CONTROL_LINE
+    for _ in range(2 * IDLE_RECORDS_MAX):
+        said.sendall(frames.PING_FRAME)
+        list(heard.read(lambda: True))
+    assert not heard.broken and not heard._stream._idle
+
+
+def test_records_are_counted_however_their_bytes_come():
+    draw = random.Random(1)
+    sizes = [draw.choice([1, 17, 22, 300, 16401]) for _ in range(300)]
+    sent = b"".join(b"\x17\x03\x03" + size.to_bytes(2) + bytes(size) for size in sizes)
+    for _ in range(50):
+        records, given, rest = Records(), 0, b""
+        while given < len(sent):
+            rest = rest or sent[given : given + draw.choice([1, 2, 3, 30, 70_000])]
+            before, most = records.count, draw.choice([1, 2, 64])
+            count = records.within(memoryview(rest), most)
+            given, rest = given + count, rest[count:]
+            assert records.count - before <= most
+        assert records.count == len(sizes)
+        assert records.cost == sum(max(5 + size, RECORD_COST_BYTES) for size in sizes)
+
+
 # ------------------------------------------------------------------------------------------------------ key files
 
 
@@ -485,3 +601,19 @@ def test_a_name_has_one_allowance_however_often_it_comes_and_a_few_connections(m
     made.client(server.port, learner_tls("moss"))
     moss = expect(inbox, Opened)
     assert moss.principal == "moss" and server._peers[moss.peer].intake is not server._peers[peers[0]].intake
+
+
+def test_a_short_record_is_charged_to_its_sender_as_what_it_costs(made, monkeypatch):
+    monkeypatch.setattr("skerry.wire.quotas.MESSAGE_BYTES_PER_S", 1.0)
+    monkeypatch.setattr("skerry.wire.quotas.MESSAGE_BYTES_BURST", 100.0 * RECORD_COST_BYTES)
+    room = Quotas(peers_max=20, strangers_max=16, connections_max=100, payloads_burst=10, payload_bytes_burst=1e9)
+    server, inbox = made.server(syncer_tls(), quotas=room)
+    sock = made.own(learner_tls().dialled(socket.create_connection(("127.0.0.1", server.port), WAIT_S)))
+    assert read_item(sock).locked is False
+    sock.sendall(encode(frames.Proof(HANDSHAKE, bytes(32), b"", 1, PROTOCOL, "fern")))
+    peer = server._peers[expect(inbox, Opened).peer]
+    for byte in encode(sample(Hello, learner="fern", layout=bytes(1000))):
+        sock.sendall(bytes([byte]))
+    before = server.bytes_in
+    until(lambda: peer.control in server._held_off, "it to be held back")
+    assert server.bytes_in - before < 100 + 2 * RECORDS_MAX and inbox.empty()

@@ -71,6 +71,8 @@ class Connection:
         self.is_admin = False  # that certificate is an admin's
         self.is_refused = False  # by the other side, which has proved itself, for our key
         self.address = address
+        self.place = ""  # on a syncer's side: whom it stands for, where nothing is proved,
+        self.is_exception = False  # and whether it was only let in because some are awaited from there
         self.parser = parser
         self.role: Role = "new"
         self.peer = 0  # the id of the peer that it belongs to; 0 for a stranger's
@@ -90,7 +92,7 @@ class Connection:
         self.bytes_out = self.bytes_in = 0
         self.began: float | None = None  # when the first byte came of what is being read
         self.last_began = 0.0  # the same of the last message that is complete
-        self.reckoned = (0, 0)  # frames and bytes of it that its peer's quota was charged with
+        self.reckoned = (0, 0)  # frames of it, and what was taken for them, that its peer's quota was charged with
         self.progress: Progress | None = None  # of what has begun to come, where somebody looks at that
         self._read_bytes_max = None if tls is None else WORK_BYTES  # TLS reads on for as long as there is something
         self._woken_at = 1  # so many bytes that can be read
@@ -121,6 +123,11 @@ class Connection:
     def is_shaking(self) -> bool:
         """The handshake of TLS is not over: nothing can be said yet."""
         return self._stream.is_shaking
+
+    @property
+    def taken(self) -> int:
+        """What its peer is charged with: all bytes that came, and with TLS what they came in."""
+        return self._stream.taken
 
     @property
     def has_more(self) -> bool:
@@ -163,8 +170,8 @@ class Connection:
         behind it, for each call lets go of the GIL and waits for it; all that one call has brought has to be taken.
         Where much must come the socket wakes us once for a good piece of it, and not for each packet.
         """
-        work_bytes, may_be_more, before = 0, True, self.heard
-        while may_be_more and work_bytes < WORK_BYTES and may_go_on():
+        work_bytes, may_be_more, before, begun = 0, True, self.heard, self.taken
+        while may_be_more and self.taken - begun < WORK_BYTES and may_go_on():
             place = self.parser.buffer()[: self._read_bytes_max]
             place_bytes = len(place) if len(place) >= SMALL_BYTES else 0
             count = self._receive([place, self._scratch] if place_bytes else [self._scratch])

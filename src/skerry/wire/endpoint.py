@@ -529,7 +529,7 @@ class TcpEndpoint(ABC):
         if peer is None or peer.intake is None or connection.role == "new" or connection in self._held_off:
             return
         now, is_bulk = time.monotonic(), connection.role == "bulk"
-        before, connection.reckoned = connection.reckoned, (connection.parser.frames, connection.bytes_in)
+        before, connection.reckoned = connection.reckoned, (connection.parser.frames, connection.taken)
         wait_s = peer.intake.came(is_bulk, connection.reckoned[0] - before[0], connection.reckoned[1] - before[1], now)
         if not wait_s and is_bulk and self._has_too_much(peer, connection):
             wait_s = RATE_POLL_S

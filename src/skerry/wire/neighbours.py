@@ -45,13 +45,17 @@ class Neighbours:
 
         A socket that nobody holds any more may count as root's, so only one that is in use is believed.
         """
+        return self._system is not None and self.user_of(connection) not in (ROOT, os.geteuid())
+
+    def user_of(self, connection: socket.socket) -> int | None:
+        """Who dialled it and has not hung up, if that was on this machine and the system tells."""
         if self._system is None:
-            return False
+            return None
         try:
             ends = connection.getpeername(), connection.getsockname()
         except OSError:
-            return True
-        return self._found(connection.family, *ends, ESTABLISHED) not in (ROOT, os.geteuid())
+            return None
+        return self._found(connection.family, *ends, ESTABLISHED)
 
     def _found(self, family: int, here: Any, there: Any, state: int) -> int | None:
         """The user of the socket between these addresses, if there is one in this state."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar
 
 from skerry.wire.frames import MESSAGE_BYTES_MAX
@@ -46,6 +47,7 @@ RESERVED_FILES = 64  # descriptors for the store, the log, the status, the pools
 STRANGERS_MAX = 256  # connections that are not authenticated; but a quarter of the descriptors at most
 FAILURES_PER_S = 50.0  # connections of one address that came to nothing; then it is not let in for a moment
 FAILURES_BURST = 300.0  # more than all strangers at once, for a fleet may be cut off while it joins
+FAILURES_DEBT_S = 2.0  # that it is kept out once no more of them come, however many came
 SILENT_S = 0.5  # who has said nothing for so long is the first to make way; a learner speaks within a round trip
 GREEDY_SHARE = 4  # an address with more than one part in so many of the strangers' places makes way before all others
 GUESSES_PER_S = 2.0  # wrong proofs of one address that are answered at once; a learner with the wrong token makes one
@@ -108,15 +110,21 @@ def _connections_max(files_max: int) -> tuple[int, int]:
 
 
 class Allowance:
-    """A bucket that fills at a rate. What has come has come, so it may be in debt; who is in debt waits."""
+    """A bucket that fills at a rate. What has come has come, so it may be in debt; who is in debt waits.
 
-    def __init__(self, per_s: float, burst: float, now: float, at_first: float | None = None) -> None:
+    It is never in more debt than is paid in `debt_s_max`, so that nobody pays for long for what is over.
+    """
+
+    def __init__(
+        self, per_s: float, burst: float, now: float, at_first: float | None = None, debt_s_max: float = inf
+    ) -> None:
         self.per_s, self.burst = per_s, burst
+        self._least = -per_s * debt_s_max
         self._level, self._at = burst if at_first is None else at_first, now
 
     def spend(self, count: float, now: float) -> None:
         self._fill(now)
-        self._level -= count
+        self._level = max(self._least, self._level - count)
 
     def wait_s(self, now: float) -> float:
         """Until it is out of debt; 0 if it is not in any."""
@@ -179,15 +187,15 @@ class Progress:
 class Places:
     """An allowance for each address; those that have all of theirs need not be remembered."""
 
-    def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s, self._burst = per_s, burst
+    def __init__(self, per_s: float, burst: float, debt_s_max: float = inf) -> None:
+        self._per_s, self._burst, self._debt_s_max = per_s, burst, debt_s_max
         self._of: dict[str, Allowance] = {}  # the last that was charged last
 
     def __len__(self) -> int:
         return len(self._of)
 
     def charge(self, place: str, now: float, count: float = 1) -> None:
-        allowance = self._of.pop(place, None) or Allowance(self._per_s, self._burst, now)
+        allowance = self._of.pop(place, None) or Allowance(self._per_s, self._burst, now, debt_s_max=self._debt_s_max)
         allowance.spend(count, now)
         self._of[place] = allowance
         if len(self._of) > PLACES_MAX:
@@ -218,7 +226,7 @@ class Strangers(Generic[Who]):
 
     def __init__(self, count_max: int) -> None:
         self.count_max = count_max
-        self.failures = Places(FAILURES_PER_S, FAILURES_BURST)
+        self.failures = Places(FAILURES_PER_S, FAILURES_BURST, FAILURES_DEBT_S)
         self.guesses = Places(GUESSES_PER_S, GUESSES_BURST)
         self._entered: dict[Who, tuple[str, float]] = {}  # place and time; the oldest first
         self._of: dict[str, dict[Who, None]] = {}  # likewise

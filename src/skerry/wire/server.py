@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any, Unpack
 
-from skerry.addresses import place_of
+from skerry.addresses import is_of_this_machine, place_of
 from skerry.core.messages import PROTOCOL, Outcome, Refused, Status
 from skerry.core.vocabulary import LOCAL_ADMIN
 from skerry.errors import ProtocolError, WireError, one_line
@@ -109,8 +109,8 @@ class Server(TcpEndpoint):
         self._listener = _listen(host, port, "" if is_open else NO_TOKEN if insecure else NO_TLS)
         bounds = limits.get("quotas")
         longest = bounds.message_bytes_max if bounds else frames.MESSAGE_BYTES_MAX
-        asks_for_proof = token is not None or limits.get("tls") is not None
-        self._neighbours = None if asks_for_proof else Neighbours(self._listener)
+        self._asks_for_proof = token is not None or limits.get("tls") is not None
+        self._neighbours = Neighbours(self._listener)
         super().__init__(inbox, frames.syncer_dialect(payload_limit, longest), **limits)
         self._strangers: Strangers[Connection] = Strangers(
             self._quotas.strangers_max if self._quotas else STRANGERS_MAX
@@ -152,21 +152,31 @@ class Server(TcpEndpoint):
             self._welcome(sock, name_of(name))
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
-        place, now = place_of(_host(address)), time.monotonic()
-        if self._strangers.failures.wait_s(place, now) and not self._strangers.is_awaited(place):
+        place, now = self._place(sock, _host(address)), time.monotonic()
+        has_failed = self._strangers.failures.wait_s(place, now) > 0
+        if has_failed and not self._strangers.is_awaited(place):
             sock.close()
-            if who := self._gone.stranger(place, place, TOO_MANY, now):
+            if who := self._gone.stranger(place, place_of(_host(address)), TOO_MANY, now):
                 log.warning("%s not let in for a moment: %s", who, TOO_MANY)
             return
         if (first := self._strangers.first_out(lambda stranger: stranger.is_silent, now)) is not None:
             self._fail(first, f"made way: {self._strangers.count_max} connections are not authenticated")
         self._make_room()
         connection = self._adopt(sock, address)
+        connection.place, connection.is_exception = place, has_failed
         self._strangers.enter(connection, place, now)
         if self._tls is None:
             self._challenge(connection)
         else:
             self._watch(connection)
+
+    def _place(self, sock: socket.socket, host: str) -> str:
+        """Whom a connection stands for: its address, or on this machine the user who has dialled it and is still there.
+
+        So no other user's connections are held against a learner's; it asks the system, which takes microseconds.
+        """
+        user = self._neighbours.user_of(sock) if is_of_this_machine(host) else None
+        return place_of(host) if user is None else f"{place_of(host)} (user {user})"
 
     def _challenge(self, connection: Connection) -> None:
         self._write_frame(connection, frames.encode(handshake.challenge(self._credentials, connection.nonce)))
@@ -193,7 +203,8 @@ class Server(TcpEndpoint):
         self._guessed.pop(connection, None)
         for ticket in [ticket for ticket, each in self._givers.items() if each is connection]:
             del self._givers[ticket]
-        if (place := self._strangers.leave(connection)) is not None:
+        place = self._strangers.leave(connection)
+        if place is not None and not connection.is_exception:  # it was let in for the learner's sake
             self._strangers.failures.charge(place, time.monotonic())
 
     def _judged(self, connection: Connection, item: Proof | Attach | Inquire | Instruct) -> Denied | None:
@@ -210,7 +221,7 @@ class Server(TcpEndpoint):
             return denied
         if isinstance(item, Attach):  # of a session, which only who was let in knows
             return None
-        if self._neighbours is not None and self._neighbours.is_strange(connection.sock):
+        if not self._asks_for_proof and self._neighbours.is_strange(connection.sock):
             return Denied(NOT_OURS, final=isinstance(item, Inquire))
         return self._fullness(connection.principal) if isinstance(item, Proof) else None
 
@@ -219,7 +230,7 @@ class Server(TcpEndpoint):
         mine = self._admin if isinstance(item, Instruct) else self._credentials
         if mine is None or mine.token is None or not denied.final or connection.objection:
             return False
-        place, now = place_of(connection.host), time.monotonic()
+        place, now = connection.place, time.monotonic()
         is_one = self._strangers.guesses.wait_s(place, now) > 0
         if not is_one:
             self._strangers.guesses.charge(place, now)
@@ -265,7 +276,7 @@ class Server(TcpEndpoint):
             session, streams = secrets.token_bytes(SESSION_BYTES), handshake.agreed(item.streams, self._streams)
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session, streams))
             self._sessions[session] = self._open_peer(connection, session, streams)
-            self._strangers.await_from(place_of(connection.host), streams)
+            self._strangers.await_from(connection.place, streams)
             self._make_wait(connection)
             self._write(connection)
         elif isinstance(item, Inquire):
@@ -280,7 +291,7 @@ class Server(TcpEndpoint):
                 self._deny(connection, Denied("no such session, or it has this bulk connection", final=False))
                 return
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, item.session))
-            self._strangers.await_from(place_of(peer.control.host), -1)
+            self._strangers.await_from(peer.control.place, -1)
             self._attach_bulk(connection, peer, item.stream)
 
     def _make_wait(self, connection: Connection) -> None:
@@ -366,7 +377,7 @@ class Server(TcpEndpoint):
         del self._sessions[peer.session]
         if (now := time.monotonic()) - peer.opened < BRIEF_S:
             self._brief.charge(_principal_of(peer.control), now, peer.control.bytes_in)
-        self._strangers.await_from(place_of(peer.control.host), len(peer.bulk) - peer.streams)
+        self._strangers.await_from(peer.control.place, len(peer.bulk) - peer.streams)
 
     def _tick(self, now: float) -> None:
         super()._tick(now)
@@ -388,8 +399,7 @@ class Server(TcpEndpoint):
         if self._listener.fileno() >= 0:
             self._loop.forget(self._listener)
             self._listener.close()
-        if self._neighbours is not None:
-            self._neighbours.close()
+        self._neighbours.close()
 
 
 def _listen(host: str, port: int, objection: str) -> socket.socket:
@@ -428,8 +438,8 @@ def _bound(family: int, address: Any) -> socket.socket:
 
 
 def _principal_of(connection: Connection) -> str:
-    """Whom what it does is held against: the name that its key proves, or else its address."""
-    return connection.principal or place_of(connection.host)
+    """Whom what it does is held against: the name that its key proves, or else where it comes from."""
+    return connection.principal or connection.place
 
 
 def _credential(connection: Connection) -> str:

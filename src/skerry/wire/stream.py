@@ -21,6 +21,10 @@ from skerry.wire.tls import NO_KEYS_THERE, Tls, explain, is_admin, principal_of
 
 BATCH_BYTES = 64 << 10  # that are encrypted, or asked of the system, at once
 RECORD_BYTES = 16 << 10  # the most that TLS has in one
+HEADER_BYTES = 5  # of a record; the last two say how long the rest is
+RECORDS_MAX = 64  # that one call takes, however short they are and however quickly more come
+RECORD_COST_BYTES = 8 << 10  # that a record counts for at least: the shortest take as much CPU as so much in long ones
+IDLE_RECORDS_MAX = 1000  # that bring nothing, beyond those that bring something; Skerry sends none
 OTHER_SIDE_CLOSED = "closed by the other side"
 UNREAD_BYTES_MAX = 1 << 20  # of our answers to what the other side asks of TLS itself, if it does not read them
 
@@ -30,6 +34,10 @@ class Stream(Protocol):
 
     is_shaking: bool  # nothing can be said before both sides have proved themselves
     is_full: bool  # the socket did not take all of what was sent last
+
+    @property
+    def taken(self) -> int:
+        """What was received so far and what it came in, in bytes: what it took of our time is about as much."""
 
     @property
     def has_more(self) -> bool:
@@ -65,9 +73,12 @@ class Plain:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.is_full = False
+        self.taken = 0
 
     def receive(self, buffers: list[memoryview]) -> int:
-        return self._sock.recvmsg_into(buffers)[0]
+        count = self._sock.recvmsg_into(buffers)[0]
+        self.taken += count
+        return count
 
     def wake_at(self, count: int) -> None:
         with contextlib.suppress(OSError):  # a system may not know it, and says of a dead socket what reading says too
@@ -93,6 +104,31 @@ class TlsFailed(OSError):
         self.by_verdict = by_verdict
 
 
+class Records:
+    """Counts the records of TLS in what comes, by their headers, which are not encrypted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.cost = 0
+        self._next = 0  # how far it is to the next header; less than nothing if a part of that one has come,
+        self._head = b""  # which is this
+
+    def within(self, piece: memoryview, most: int) -> int:
+        """How much of the next piece has no more than so many headers; that is counted, and the rest is shown again."""
+        at, end = self._next, len(piece)
+        while most and at + HEADER_BYTES <= end:
+            header = piece[at : at + HEADER_BYTES] if at >= 0 else self._head + piece[: at + HEADER_BYTES]
+            size = HEADER_BYTES + (header[3] << 8 | header[4])
+            self.cost += max(size, RECORD_COST_BYTES)
+            self.count += 1
+            most -= 1
+            at += size
+        end = end if most else min(at, end)
+        self._head = (self._head if at < 0 else b"") + piece[max(0, at) : end]
+        self._next = at - end
+        return end
+
+
 class Secure:
     """Both directions through TLS."""
 
@@ -102,6 +138,11 @@ class Secure:
         self.has_heard = False  # anything at all
         self._sock, self._tls = sock, tls
         self._scratch = scratch  # where encrypted bytes come in; all of one endpoint may use the same
+        self._later = memoryview(b"")  # that has come and is not OpenSSL's yet, for it is too many records for one call
+        self._records = Records()  # that OpenSSL has been given,
+        self._records_max = 0  # and how many they may be by the end of this call
+        self._reads = 0  # of one record or a part of it
+        self._idle = 0  # records that brought nothing
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = tls.begin(self._in, self._out)
         self._sealed = memoryview(b"")  # encrypted, and not taken by the socket yet
@@ -123,8 +164,12 @@ class Secure:
         return self._tls.objection(self._ssl)
 
     @property
+    def taken(self) -> int:
+        return self._records.cost
+
+    @property
     def has_more(self) -> bool:
-        return bool(self._in.pending or self._ssl.pending() or self._failure or self._has_ended)
+        return bool(self._later or self._in.pending or self._ssl.pending() or self._failure or self._has_ended)
 
     @property
     def has_unsent(self) -> bool:
@@ -132,6 +177,7 @@ class Secure:
 
     def shake(self) -> None:
         """Go on with the handshake as far as it goes; then `is_shaking` says whether it is over."""
+        self._records_max = self._records.count + RECORDS_MAX
         while self.is_shaking:
             try:
                 self._ssl.do_handshake()
@@ -150,12 +196,14 @@ class Secure:
         self.flush()
 
     def receive(self, buffers: list[memoryview]) -> int:
-        filled = 0
+        filled, before = 0, self._records.count - self._reads
+        self._records_max = self._records.count + RECORDS_MAX
         for buffer in buffers:
             count = self._decrypt(buffer)
             filled += count
             if count < len(buffer):
                 break
+        self._look_for_idle(self._records.count - self._reads - before)
         if self._out.pending:
             self._answer()
         if not filled:
@@ -170,7 +218,7 @@ class Secure:
     def _decrypt(self, buffer: memoryview) -> int:
         filled, size = 0, len(buffer)
         read = self._ssl.read
-        while filled < size:
+        while filled < size and self._failure is None:
             try:
                 count = read(size - filled, buffer[filled:] if filled else buffer)
             except ssl.SSLWantReadError:
@@ -183,8 +231,18 @@ class Secure:
             if not count:  # it has said that this was all
                 self._has_ended = True
                 break
+            self._reads += 1
             filled += count  # type: ignore[operator]
         return filled
+
+    def _look_for_idle(self, more: int) -> None:
+        """So many more records have come than reads brought something, of which each takes one record at most.
+
+        One that came may be read in the next call, so a few more mean nothing.
+        """
+        self._idle = max(0, self._idle + more)
+        if self._idle > IDLE_RECORDS_MAX:
+            self._failure = TlsFailed("TLS: it sends records without end that have nothing in them")
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -197,7 +255,12 @@ class Secure:
             self._failure = TlsFailed("TLS: it asks for new keys, and does not read the answers")
 
     def _asked(self) -> bool:
-        """Ask the system for more of what comes; False where there is none at present."""
+        """Give OpenSSL more of what comes; False where there is none at present, or enough for this call."""
+        if self._records.count >= self._records_max:
+            return False
+        if self._later:
+            self._later = self._given(self._later)
+            return True
         if self._is_dry:
             self._is_dry = False
             return False
@@ -214,8 +277,14 @@ class Secure:
         elif not self.has_heard:
             self._look(bytes(self._scratch[: len(MAGIC)]))
         self.has_heard = True
-        self._in.write(self._scratch[:count])
+        self._later = memoryview(bytes(self._given(self._scratch[:count])))
         return True
+
+    def _given(self, piece: memoryview) -> memoryview:
+        """OpenSSL has what this call may still take of a piece; the rest of it."""
+        count = self._records.within(piece, self._records_max - self._records.count)
+        self._in.write(piece[:count])
+        return piece[count:]
 
     def _look(self, first: bytes) -> None:
         if first == MAGIC:
