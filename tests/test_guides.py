@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.called import called
+
 ROOT = Path(__file__).parent.parent
 GUIDES = ("CONTRIBUTING.md", "docs/ARCHITECTURE.md")
 NAMED = re.compile(r"`([a-z_]+/[a-z_/]*[a-z_]+\.(?:py|toml))`(?: `(_?[A-Za-z_]+)`)?")
@@ -16,3 +18,14 @@ def test_every_file_and_function_that_is_named_is_there(guide):
         file = next((f for f in (ROOT / path, ROOT / "src/skerry" / path) if f.is_file()), None)
         assert file is not None, f"{guide} names {path}"
         assert re.search(rf"\b{function}\b", file.read_text()), f"{guide} names {function} in {path}"
+
+
+def test_the_plan_of_the_tutorial_has_no_warning_left(tmp_path, monkeypatch, capsys):
+    """Nor is its configuration another than the one that is served a few lines below."""
+    text = (ROOT / "docs/TUTORIAL.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "three.toml").write_text(re.search(r"as `three\.toml`:\n\n```toml\n(.*?)```", text, re.DOTALL)[1])
+    [words] = re.findall(r"^skerry (plan run .*--config three\.toml.*?)  +#", text, re.MULTILINE)
+    code, out, err = called(capsys, *words.split())
+    assert (code, err) == (0, "") and "suggested" in out and "warning" not in out
+    assert len(re.findall(r"skerry syncer .*--config (?:/srv/)?three\.toml$", text, re.MULTILINE)) == 2

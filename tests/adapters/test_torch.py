@@ -298,6 +298,11 @@ def test_a_learner_in_this_process_joins_steps_and_closes(tmp_path, monkeypatch,
     with syncer:
         with pytest.raises(RefusedError, match=r"the model differs from the run's: 0\.weight is missing there"):
             skerry.Learner(nn.Sequential(nn.Linear(2, 2, bias=False)), syncer=address, name="other")
+        for name, why in (("frozen.weight", "trained here, and frozen there"), ("vector", "frozen here, and trained")):
+            other = Odd()
+            other.get_parameter(name).requires_grad_(name not in NAMES)
+            with pytest.raises(RefusedError, match=f"the model differs from the run's: {name} is {why}"):
+                skerry.Learner(other, syncer=address, name="other")
         monkeypatch.setenv("SKERRY_SYNCER", f"skerry://{address}")
         optimizer = torch.optim.AdamW(trainable(model).values(), lr=0.01)
         learner = skerry.Learner(model, optimizer, name="here", state=state)

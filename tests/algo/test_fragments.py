@@ -130,6 +130,13 @@ def test_first_difference_names_the_first_differing_parameter():
     assert phrase(a, Tensor("aa", (1,)), b, c) == "aa is missing here"
 
 
+def test_what_one_side_trains_and_the_other_has_frozen_is_not_called_missing():
+    both, one = layout_of([Tensor("a", (3,)), Tensor("b", (2,))]), layout_of([Tensor("a", (3,))])
+    assert first_difference(one, both, frozen_here={"b": b""}) == "b is frozen here, and trained there"
+    assert first_difference(both, one, frozen_there={"b": b""}) == "b is trained here, and frozen there"
+    assert first_difference(one, both, {"c": b""}, {"b": b""}) == "b is missing here"
+
+
 @small
 @given(sizes, st.integers(1, 12))
 def test_without_cuts_every_tensor_lies_in_exactly_one_fragment_and_starts_at_a_block(extents, num_fragments):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -99,10 +100,35 @@ def test_a_run_in_the_background_is_scaled_ended_and_gone_on_with(tmp_path):
         assert skerry("launch", file, "--run", run, "--detach", *OFF).returncode == 0
         until(lambda: status_of(run).get("merges", 0) > merges, "merges after it goes on")
         other = skerry("launch", file, "--run", run, "--run.steps", 5, *OFF)
-        assert other.returncode == 2 and "says something else" in other.stderr
+        assert other.returncode == 2
+        assert f"says something else: go on with skerry launch {file} --run {run}, or" in other.stderr
     finally:
         assert skerry("down", run).returncode == 0
     assert not processes_naming(str(tmp_path))
+
+
+def test_what_it_is_to_go_on_with_has_its_overrides_and_goes_on_as_it_stands(tmp_path):
+    file, run = write_launch(tmp_path, ("a", 1)), tmp_path / "a run"
+    words = ["--run.steps", "200000", "--run.name", "k3", "--sync.grace", "0.5"]
+    with Running(tmp_path, "launch", file, "--run", run, *words, *OFF) as launch:
+        until_merging(run, "a-0")
+        launch.signal(signal.SIGINT)
+        ended(launch, 130)
+    line = shlex.join(["skerry", "launch", str(file), "--run", str(run)])
+    line += " --run.steps=200000 --run.name=k3 --sync.grace=0.5"
+    assert f"go on with: {line}\n" in launch.said and f"go on with: {line}\n" in skerry("stop", run).stdout
+    assert json.loads(skerry("drop", run, "a-0", "--readmit", "--json").stdout)["go_on"] == line
+    other = skerry("launch", file, "--run", run, "--run.steps", 5, *OFF)
+    assert other.returncode == 2 and f"says something else: go on with {line}, or choose another folder" in other.stderr
+
+    merges = status_of(run)["merges"]
+    with Running(tmp_path, *shlex.split(line)[1:], *OFF) as launch:
+        until(lambda: status_of(run).get("merges", 0) > merges, "merges after it goes on")
+        launch.signal(signal.SIGTERM)
+        ended(launch, 130)
+    file.write_text(file.read_text() + "\n")
+    changed = skerry("launch", *shlex.split(line)[2:], *OFF)
+    assert changed.returncode == 2 and f"a launch of {file}, which says something else by now" in changed.stderr
 
 
 def has_open(pid, path):
@@ -142,6 +168,9 @@ def test_a_crash_loop_is_shown_and_harms_nobody_else(tmp_path):
         until(lambda: looked(run)["back-0"]["restarts"] >= 1, "it is brought back though it ended well")
         members = until(lambda: (m := looked(run)) and m["bad-0"]["state"] == "restarting" and m, "its end")
         assert members["bad-0"]["detail"] == "exit 3: no \\x1b[31mdata"
+        told = "bad-0 crashed (exit 3): no \\x1b[31mdata (log: "
+        until(lambda: told in launch.said, "the reason where it is watched")
+        assert "\x1b[31m" not in launch.said
         assert (members["once-0"]["state"], members["once-0"]["restarts"]) == ("ended", 0)
         assert (members["gone-0"]["state"], members["gone-0"]["detail"]) == ("failed", "exit 1: it said nothing")
         assert "bad-0" in (shown := skerry("ps", run).stdout) and "\x1b" not in shown and "restarting" in shown

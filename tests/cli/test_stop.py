@@ -46,7 +46,8 @@ def test_a_syncer_ends_as_by_ctrl_c_and_its_own_command_goes_on_with_the_run(tmp
     again = skerry("stop", syncer.run_dir, "--json")
     record = json.loads(again.stdout)
     assert (again.returncode, record["stopped"], record["serving"]) == (0, None, "paused")
-    assert record["go_on"].startswith(f"go on with: skerry syncer --run {syncer.run_dir}")
+    assert record["go_on"] == second, "also where nobody is there any more to be asked for it"
+    assert second in " ".join(skerry("status", syncer.run_dir).stdout.split())  # over several lines of its table
     assert skerry("stop", syncer.run_dir).stdout.startswith(f"{syncer.run_dir}: nothing runs here; the run is paused")
 
 

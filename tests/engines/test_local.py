@@ -17,7 +17,7 @@ from skerry.engines import LINE_BYTES_MAX, LINE_CHARS_MAX, Member, engine, folde
 from skerry.engines.child import Child
 from skerry.engines.spec import Island
 from skerry.engines.supervisor import LocalRun
-from skerry.errors import NoAnswer, Refusal, RunFailed
+from skerry.errors import NoAnswer, Refusal, RunFailed, one_line
 from skerry.run.status import ending_of
 from skerry.run.summary import Kill
 from skerry.shell.identity import read_admin_token
@@ -132,7 +132,8 @@ def test_who_crashes_is_brought_back_so_many_times_and_then_given_up(run, monkey
 
     with pytest.raises(RunFailed, match=r"^syncer crashed 2 times: .*log: "):
         run.watch(crash)
-    assert run.crashes == [f"syncer crashed (exit -9): see {run.syncer.log}"]
+    said = one_line(run.syncer.last_line().removeprefix("skerry: "))
+    assert run.crashes == [f"syncer crashed (exit -9): {said} (log: {run.syncer.log})"] and said
 
 
 def test_a_run_goes_on_without_its_evaluator(run):

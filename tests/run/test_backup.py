@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cli.called import called
+from e2e.processes import write_genesis
 from node.pair import Pair, config_of
 from skerry.core.events import Interrupted
 from skerry.core.facts import Buffered
@@ -399,7 +400,7 @@ def test_a_full_disk_is_refused_before_with_numbers(root, tmp_path, monkeypatch)
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(root, tmp_path):
     folder = tmp_path / "backups"
-    with pytest.raises(Refusal, match="lies in a run's directory"):
+    with pytest.raises(Refusal, match="lies in a run's directory: name a folder elsewhere, best on another disk"):
         back_up(root, root / "backups", 1.0)
     with pytest.raises(StoreError, match="holds no run"):
         back_up(tmp_path / "nothing", folder, 1.0)
@@ -451,6 +452,28 @@ def test_keys_are_in_a_backup_only_if_that_is_said_and_nothing_is_for_others(roo
     assert not (tmp_path / "without" / "keys").exists()
     assert Keys(tmp_path / "with").rows() == Keys(root).rows()
     assert {m for name in ("plain", "keyed", "with", "without") for m in modes(tmp_path / name)} == {0}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["syncer", "--port", 0, "--run"], ["fork", "FROM"], ["restore", "BACKUPS"], ["train", "--steps", 9, "--out"]],
+)
+def test_no_run_is_made_in_the_directory_of_another(root, tmp_path, capsys, words):
+    back_up(root, tmp_path / "backups", 1.0)
+    places = {"FROM": root, "BACKUPS": tmp_path / "backups"}
+    write_genesis(tmp_path / "genesis.safetensors")
+    more = ["--genesis", tmp_path / "genesis.safetensors", "--run.steps", 9] if words[0] == "syncer" else []
+    (tmp_path / "link").symlink_to(root / "files")
+    for inside in (root / "new", tmp_path / "link" / "deep" / "new"):
+        code, _, err = called(capsys, *[places.get(word, word) for word in words], inside, *more)
+        assert code == 2 and err == f"skerry: {inside}: lies in a run's directory: name a folder elsewhere\n"
+        assert not inside.exists() and not inside.parent.joinpath("deep").exists()
+
+
+def test_a_folder_that_is_only_called_tape_is_no_run(root, tmp_path):
+    (tmp_path / "music" / "tape").mkdir(parents=True)
+    back_up(root, tmp_path / "music" / "backups", 1.0)
+    restore(tmp_path / "music" / "backups", tmp_path / "music" / "again")
 
 
 def test_the_commands_say_what_was_done_and_how_to_go_on(root, tmp_path, capsys):

@@ -15,7 +15,7 @@ from skerry.core.state import state_of
 from skerry.errors import ModelError, TapeDamaged
 from skerry.run.export import read_model
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import METADATA, begin, create_run, is_from, read_genesis, read_layout
+from skerry.run.genesis import METADATA, begin, create_run, is_from, open_genesis, read_genesis
 from skerry.store import Store
 
 
@@ -24,17 +24,17 @@ def zeros(fragment):
 
 
 @pytest.mark.parametrize("metadata", [None, {METADATA: json.dumps({"embeddings": ["table"]})}])
-def test_the_layout_alone_is_that_of_the_whole_file(tmp_path, metadata):
+def test_the_layout_by_the_header_alone_is_that_of_the_whole_file(tmp_path, metadata):
     arrays = {"table": np.zeros((7, 3), np.float32), "emb.w": np.zeros((5,), np.float32), "s": np.zeros((), np.float32)}
     save_file(arrays, tmp_path / "g", metadata)
     layout, values = read_genesis(tmp_path / "g")
-    assert read_layout(tmp_path / "g") == layout
+    assert open_genesis(tmp_path / "g")[0] == layout
     assert {name: array.shape for name, array in values.items()} == {
         name: array.shape for name, array in arrays.items()
     }
 
 
-@pytest.mark.parametrize("read", [read_genesis, read_layout])
+@pytest.mark.parametrize("read", [read_genesis, open_genesis])
 def test_a_file_that_is_none_is_refused(tmp_path, read):
     (tmp_path / "g").write_bytes(b"nothing")
     for path in (tmp_path / "g", tmp_path / "absent"):
@@ -42,7 +42,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, read):
             read(path)
 
 
-@pytest.mark.parametrize("read", [read_genesis, read_layout])
+@pytest.mark.parametrize("read", [read_genesis, open_genesis])
 def test_a_directory_is_refused_as_one(tmp_path, read):
     with pytest.raises(ModelError, match="is a directory; name the safetensors file"):
         read(tmp_path)

@@ -11,7 +11,7 @@ Knows nothing of codecs or learners; arrays of any kind that can be indexed are 
 import hashlib
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
@@ -127,15 +127,20 @@ def layout_of(tensors: Iterable[Tensor]) -> Layout:
     return Layout(tuple(sorted(tensors, key=lambda tensor: tensor.name)))
 
 
-def first_difference(ours: Layout, theirs: Layout) -> str | None:
-    """One phrase about the first parameter, by name, on which two layouts differ; None when they agree."""
+def first_difference(
+    ours: Layout, theirs: Layout, frozen_here: Container[str] = (), frozen_there: Container[str] = ()
+) -> str | None:
+    """One phrase about the first parameter, by name, on which two layouts differ; None when they agree.
+
+    A layout has what is trained alone: what else a side is known to have, it has not lost but frozen.
+    """
     here = {tensor.name: tensor for tensor in ours.tensors}
     there = {tensor.name: tensor for tensor in theirs.tensors}
     for name in sorted(here.keys() | there.keys()):
         if name not in there:
-            return f"{name} is missing there"
+            return f"{name} is trained here, and frozen there" if name in frozen_there else f"{name} is missing there"
         if name not in here:
-            return f"{name} is missing here"
+            return f"{name} is frozen here, and trained there" if name in frozen_here else f"{name} is missing here"
         if here[name].shape != there[name].shape:
             return f"{name}: shape {here[name].shape} here, {there[name].shape} there"
         if here[name].kind != there[name].kind:

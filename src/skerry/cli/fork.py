@@ -18,7 +18,7 @@ from skerry import cli
 from skerry import config as configs
 from skerry.algo.fragments import decode_layout
 from skerry.cli import live, voice
-from skerry.cli.status import command_for
+from skerry.cli.going_on import command_for
 from skerry.core.facts import RunCreated
 from skerry.engines.supervisor import LOCAL, Local, note_speeds
 from skerry.errors import ConfigError

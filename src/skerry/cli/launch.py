@@ -18,13 +18,14 @@ from typing import Any
 
 from skerry import cli
 from skerry.cli import live, page, ps, voice
-from skerry.cli.status import command_for
+from skerry.cli.going_on import command_for
 from skerry.core.state import state_of
 from skerry.engines import NAMES, OVER, Engine, NotAsked, engine, folder, last_line_of, local, spec
 from skerry.engines.supervisor import LocalRun
 from skerry.errors import Refusal, RunFailed, printable
 from skerry.python import module_argv
 from skerry.run import provenance, summary
+from skerry.run.room import check_elsewhere
 from skerry.run.status import holders_of
 from skerry.run.tally import tally
 from skerry.store.files import appended
@@ -99,18 +100,25 @@ def check_folder(root: Path, launch: spec.Launch, name: str, where: Engine) -> N
     if not (root / folder.LAUNCHED).exists():
         if root.exists() and (not root.is_dir() or any(path.name not in BEFORE for path in root.iterdir())):
             raise Refusal(f"--run {root}: is there already and holds no launch: choose another")
+        check_elsewhere(root)
         return
     record = folder.read(root)
     if record.engine != name:
         raise Refusal(f"--run {root}: was launched with --engine {record.engine}: give that, or choose another folder")
     is_same = record.text == launch.text and [*map(tuple, record.overrides)] == [*launch.overrides]
     if not is_same and (name != "local" or local.has_begun(local.run_dir_of(record))):
-        raise Refusal(
-            f"--run {root}: holds a launch of {record.file or 'skerry train'} that says something else: give what it "
-            "was launched with, or choose another folder"
-        )
+        raise Refusal(f"--run {root}: holds {_other(record, launch, root)}, or choose another folder")
     if any(member.state not in OVER for member in where.members(record)):
         raise Refusal(f"--run {root}: it is up: skerry down {shlex.quote(str(root))} first")
+
+
+def _other(record: folder.Record, launch: spec.Launch, root: Path) -> str:
+    """A launch that is not the one asked for, and what goes on with it."""
+    if record.file == str(launch.file) and record.text != launch.text:
+        then = f"what it said then is the text in {root / folder.LAUNCHED}"
+        return f"a launch of {record.file}, which says something else by now ({then}): let it say that again"
+    what = f"a launch of {record.file or 'skerry train'} that says something else"
+    return f"{what}: go on with {command_for(root)}"
 
 
 def _tell_scaled(record: folder.Record, launch: spec.Launch) -> None:

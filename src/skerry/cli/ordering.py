@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry import cli
-from skerry.cli.status import command_for
+from skerry.cli.going_on import command_for
 from skerry.core.messages import Order
 from skerry.errors import Refusal
 from skerry.shell.orders import Answered, give, record_of

@@ -15,7 +15,7 @@ from typing import Any
 
 from skerry import cli
 from skerry.cli import live
-from skerry.cli.status import command_for
+from skerry.cli.going_on import command_for
 from skerry.errors import Refusal
 from skerry.run import backups
 from skerry.run.backups import Backup

@@ -16,7 +16,7 @@ from typing import Any
 from skerry import cli
 from skerry.algo.fragments import decode_layout
 from skerry.cli import voice
-from skerry.cli.status import command_for
+from skerry.cli.going_on import command_for
 from skerry.core.state import KeptVersion
 from skerry.errors import Refusal
 from skerry.node import telemetry

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,10 +18,9 @@ from rich.text import Text
 
 from skerry import cli
 from skerry.cli import live
+from skerry.cli.going_on import command_for
 from skerry.cli.watching import Look, Watching
-from skerry.engines import folder
-from skerry.engines.supervisor import LOCAL
-from skerry.errors import NoAnswer, Refusal, one_line
+from skerry.errors import NoAnswer, Refusal, one_line, printable
 from skerry.node.record import legible
 from skerry.run.status import status_of
 from skerry.shell.address import parse_address
@@ -95,17 +93,6 @@ def looked(options: argparse.Namespace) -> dict[str, Any]:
     return record | {"serving": "served", "age_s": status.age_s}
 
 
-def command_for(root: Path) -> str:
-    """What goes on with the run in this directory."""
-    where = shlex.quote(str(root))
-    with contextlib.suppress(Refusal):  # nothing was launched into it
-        if file := folder.read(root).file:
-            return f"skerry launch {shlex.quote(file)} --run {where}"
-    if (root / LOCAL).exists():
-        return f"skerry train --resume {where}"
-    return f"skerry syncer --run {where}  (with the options it had)"
-
-
 # ---------------------------------------------------------------------------------------------- for a person
 
 
@@ -115,7 +102,8 @@ def _show(record: dict[str, Any], target: str) -> None:
 
 
 def _shown(record: dict[str, Any], target: str, width: int) -> list[RenderableType]:
-    shown: list[RenderableType] = [live.listed((name, one_line(what)) for name, what in _rows(record, target))]
+    rows = [(name, printable(what) if name == "serving" else one_line(what)) for name, what in _rows(record, target)]
+    shown: list[RenderableType] = [live.listed(rows)]
     if record["learners"]:
         shown += ["", live.table_of(record, width)]
     return shown
@@ -172,12 +160,13 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
 
 
 def serving_of(r: dict[str, Any], root: Path) -> str:
+    """Whole, however long the command is with which it goes on."""
     since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r['at']))} ({lasting(r['age_s'])} ago)"
     match r["serving"]:
         case "served":
             where = "" if r.get("is_here", True) else ", on another machine or in another container,"
             old = f" but silent for {lasting(r['age_s'])}" if r["age_s"] > live.SILENT_S else ""
-            return f"on {r['address']} by process {r['pid']}{where}{old}"
+            return f"on {one_line(r['address'])} by process {r['pid']}{where}{old}"
         case "starting":
             return f"not yet: process {r['pid']} has been starting or repairing it for {lasting(r['starting_s'])}"
         case "away":

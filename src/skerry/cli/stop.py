@@ -14,7 +14,7 @@ from typing import Any
 
 from skerry import cli, text
 from skerry.cli import ordering
-from skerry.cli.status import command_for
+from skerry.cli.going_on import command_for
 from skerry.core.messages import FinishRun, PauseRun
 from skerry.errors import Refusal
 from skerry.run.status import status_of

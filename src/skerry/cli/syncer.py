@@ -17,6 +17,7 @@ from typing import Any
 from skerry import cli
 from skerry import config as configs
 from skerry.algo import fragments
+from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import decode_layout
 from skerry.cli import live, page, voice
 from skerry.core.state import RunState, state_of
@@ -24,7 +25,7 @@ from skerry.errors import FileDamaged, ProtocolError, Refusal
 from skerry.python import code_argv
 from skerry.run import last_words, provenance, repair, room
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_layout
+from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis
 from skerry.run.holding import when_free
 from skerry.run.keys import KEYS, Keys
 from skerry.shell.address import PORT, is_loopback
@@ -230,7 +231,9 @@ def _check_resume(store: Store, options: argparse.Namespace, overrides: Override
         log.warning("%s is gone; that does no harm, the run has its own values", options.genesis)
     elif options.genesis is not None:
         layout = decode_layout(state.created.layout)
-        difference = fragments.first_difference(read_layout(options.genesis), layout)
+        given, values = open_genesis(options.genesis)
+        frozen = (values.contents.frozen, decode_contents(state.created.contents).frozen)
+        difference = fragments.first_difference(given, layout, *frozen)
         if difference:
             where = f"(here: {options.genesis}, there: the run)"
             raise Refusal(f"{store.root}: holds a run of another model: {difference} {where}")

@@ -342,7 +342,7 @@ class LocalRun:
             why = "the run is not closed" if child is self.syncer else "its island has it back always"
             self.tell(f"{child.name} ended, and {why}: it is brought back")
             return
-        self.crashes.append(f"{child.name} crashed ({child.how}): see {child.log}")
+        self.crashes.append(f"{child.name} crashed ({child.how}): {one_line(said)} (log: {child.log})")
         del self.crashes[:-1000]  # of a run of months, the last ones will do
         self.tell(self.crashes[-1])
 

@@ -220,10 +220,13 @@ class Learners:
             return self._other_base(hello)
         if len(hello.layout) > COMPARED_BYTES_MAX:
             return "its model has another layout (its digest differs); it is too large to be compared here"
+        frozen = hello.frozen if isinstance(hello.frozen, dict) else {}
         try:
-            difference = first_difference(decode_layout(hello.layout), self.node.layout) or "their order differs"
+            theirs = decode_layout(hello.layout)
+            difference = first_difference(theirs, self.node.layout, frozen, self.node.contents.frozen)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # also of a number that is too long to be written
             raise ProtocolError("a hello whose layout cannot be read") from None
+        difference = difference or "their order differs"
         return one_line(f"the model differs from the run's: {difference} (here: the learner, there: the run)")
 
     def _other_base(self, hello: Hello) -> str:

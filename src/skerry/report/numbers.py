@@ -56,9 +56,14 @@ def numbers_of(root: Path, show: Show = lambda done, total: None) -> dict[str, A
             "violations": audit.violations,
             "invariants": INVARIANTS,
         },
-        "commands": msgspec.to_builtins(provenance.commands_of(root)),
+        "commands": [_command(each) for each in provenance.commands_of(root)],
         "made_with": provenance.versions(),
     }
+
+
+def _command(started: provenance.Started) -> dict[str, Any]:
+    """Without the folder where it was typed, which is nothing to who reads a report."""
+    return {"at": started.at, "command": started.command, "versions": started.versions}
 
 
 def _read(root: Path, show: Show) -> tuple[History, Audit, int, str]:

@@ -32,6 +32,7 @@ from skerry.run.facts import facts_of, first_segment, read_run
 from skerry.run.genesis import FIXED
 from skerry.run.keys import Keys
 from skerry.run.last_words import Words, lacking, last_words, open_to_read, state_in
+from skerry.run.room import check_elsewhere
 from skerry.run.status import holders_of
 from skerry.store.files import opened
 from skerry.store.store import FILES, Store
@@ -74,7 +75,7 @@ def back_up(
     """One more backup in this folder, whole and looked at when it has its name; the newest `keep` stay."""
     with open_to_read(root) as store:
         state = state_in(store)
-    _prepare(root, folder, state)
+    _prepare(folder, state)
     with backups.holding(folder, is_shared=False):
         try:
             return _made(root, folder, now, keep, with_keys, show)
@@ -82,11 +83,9 @@ def back_up(
             raise backups.failure(folder, error) from error
 
 
-def _prepare(root: Path, folder: Path, state: RunState) -> None:
+def _prepare(folder: Path, state: RunState) -> None:
     """The folder, made where it is not there; refused where it is something else."""
-    real = Path(os.path.realpath(folder))
-    if real.is_relative_to(os.path.realpath(root)) or any((above / "tape").is_dir() for above in (real, *real.parents)):
-        raise Refusal(f"{folder}: lies in a run's directory: name a folder elsewhere, best on another disk")
+    check_elsewhere(folder, ", best on another disk")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         backups.check_ours(folder)

@@ -161,13 +161,6 @@ def open_genesis(path: Path) -> tuple[Layout, GenesisFile]:
     return (layout := _layout(path, said, trained)), GenesisFile(file, layout, contents)
 
 
-def read_layout(path: Path) -> Layout:
-    """The layout of a genesis file alone, from its header."""
-    file = opened(path)
-    said = _said(file)
-    return _layout(path, said, _sorted_out(file, said)[0])
-
-
 def opened(path: Path) -> TensorFile:
     """A safetensors file; what is none is refused."""
     if path.is_dir():

@@ -6,6 +6,7 @@ It is for people who read a report later. Nothing is decided by it, so that it c
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import time
 from importlib import metadata
@@ -28,12 +29,13 @@ class Started(Struct, frozen=True):
     at: float  # wall-clock seconds
     command: str
     versions: dict[str, str]
+    folder: str = ""  # where it was typed; empty: not known
 
 
 def note(root: Path, command: str) -> None:
     """This process, now; whoever calls holds the run."""
     known = commands_of(root)
-    lines = [*known, Started(time.time(), command, versions())]
+    lines = [*known, Started(time.time(), command, versions(), _here())]
     if len(lines) > FIRST_MAX + LAST_MAX:
         lines = lines[:FIRST_MAX] + lines[-LAST_MAX:]
     with contextlib.suppress(OSError):
@@ -46,6 +48,13 @@ def commands_of(root: Path) -> list[Started]:
         return [msgspec.json.decode(line, type=Started) for line in contents(root / PROVENANCE).splitlines()]
     except UNREADABLE:
         return []
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ from skerry.disk import sync_folder
 from skerry.errors import FileDamaged, Refusal, StoreError
 from skerry.run import backups
 from skerry.run.backups import POOL, Backup, Show
+from skerry.run.room import check_elsewhere
 from skerry.store.files import is_temporary, opened, temporary
 from skerry.store.journal import JOURNAL
 from skerry.store.store import FILES, RECORD
@@ -45,6 +46,7 @@ def restore(folder: Path, root: Path, number: int | None = None, show: Show = la
     """Make the run of a backup in this new directory, whole and durable on return; which backup it was."""
     if os.path.lexists(root):
         raise Refusal(f"{root}: is there already: name a directory that is not; a restore overwrites nothing")
+    check_elsewhere(root)
     chosen(folder, number)  # what is wrong is said before a file is opened
     with backups.holding(folder, is_shared=True):
         backup = chosen(folder, number)

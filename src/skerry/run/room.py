@@ -113,6 +113,7 @@ def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: boo
         raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
     if not is_new:
         return
+    check_elsewhere(root)
     needed, free = _on_disk(sizes, config) + fixed_bytes, free_disk(root)
     if needed > free:
         less = _less(config, sizes, free - fixed_bytes)
@@ -120,6 +121,13 @@ def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: boo
     if not config.run.steps and (more := round(MERGES * sum(_a_version(sizes, config).values()) / len(sizes))):
         grows = f"records and kept versions grow by up to {size(more)} with {MERGES:,} merges"
         log.info("%s: %s are free, the run needs %s, and its %s", root, size(free), size(needed), grows)
+
+
+def check_elsewhere(folder: Path, best: str = "") -> None:
+    """Refuse a folder inside of a run's own directory: what lies there is that run's own."""
+    above = Path(os.path.realpath(folder)).parents
+    if any(os.path.isdir(each / "tape") and os.path.isdir(each / FILES) for each in above):
+        raise Refusal(f"{folder}: lies in a run's directory: name a folder elsewhere{best}")
 
 
 def _on_disk(sizes: Sequence[int], config: Config) -> int:

@@ -1,5 +1,6 @@
 """skerry bench syncer: a small real run gives a record that adds up. Nothing here asserts how long something takes."""
 
+import contextlib
 import json
 import os
 
@@ -7,13 +8,16 @@ import msgspec
 import pytest
 
 from cli.called import called
+from e2e.processes import status_of, until
+from skerry import config as configs
 from skerry.algo import codecs
 from skerry.algo.fragments import split
+from skerry.engines.supervisor import LocalRun
 from skerry.plan.layouts import even
 from skerry.proof.bench import cores, viewers
 from skerry.proof.bench.cores import Cores, Usage
-from skerry.proof.bench.swarm import Blank, Blanks
-from skerry.proof.bench.syncer import DECIDING, Load, measure, prepared
+from skerry.proof.bench.swarm import Blank, Blanks, Swarm
+from skerry.proof.bench.syncer import DECIDING, Load, create, measure, prepared
 
 LOAD = Load(learners=2, step_s=0.05, sync_every=2, fragments=3, parameters=10_000, seconds=2.0)
 
@@ -74,6 +78,28 @@ def test_what_the_system_tells_is_for_a_merged_parameter(measured):
     assert per_parameter_ns * merged / 1e9 == pytest.approx(measured.cpu * measured.seconds)
     assert 0 < measured.of_bandwidth < 10 and measured.bytes_written_per_parameter > 1
     assert measured.rss_bytes_per_parameter > 12
+
+
+def test_each_learner_reports_the_bytes_of_its_own_connections(tmp_path):
+    """Not those of all that share an endpoint: they would add up to eight times what came."""
+    sync = configs.Sync(policy="fixed", num_fragments=3, sync_every=2, fragment_sync_delay=1)
+    run = configs.Run(name="many", learners=8, minutes=60.0)
+    config, layout = configs.validate(configs.Config(run=run, sync=sync)), even(10_000, 3)
+    create(tmp_path / "run", config, layout)
+    local = LocalRun(tmp_path / "run", [], [])
+
+    def merging():
+        status = status_of(tmp_path / "run")
+        return status if status.get("merges", 0) > 20 else None
+
+    with local.ends_everything():
+        local.start_syncer()
+        with contextlib.closing(Swarm(local.port, config, layout, 0.05, 8)) as swarm:
+            until(lambda: swarm.joined == 8, "all to join")
+            swarm.start()
+            status = until(merging, "merges")
+    up, down = ([each[way] for each in status["learners"].values()] for way in ("bytes_up", "bytes_down"))
+    assert 0 < sum(up) < 2 * status["bytes_in"] and 0 < sum(down) < 2 * status["bytes_out"]
 
 
 def test_it_says_how_far_it_is(measured, told):

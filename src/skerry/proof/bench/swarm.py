@@ -3,8 +3,8 @@
 Once they are started they take a step every so often, and follow the protocol as learners do: snapshots at step
 boundaries, honest positions, outstanding contributions, bases, reports. Only the arrays are missing. What they send is
 one payload of random drift for each length, made once for all of them, and what they are sent is believed, so an answer
-costs them next to nothing and the syncer is what is measured. The traffic in each one's reports is that of all of them
-together: they share an endpoint.
+costs them next to nothing and the syncer is what is measured. They share an endpoint, and in each one's reports is the
+traffic of its own connections.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from skerry.node.driver import LearnerDriver, both_halves
 from skerry.node.learner import Outstanding
 from skerry.node.training import ByHand, TrainingHalf
 from skerry.wire.client import Client
-from skerry.wire.connection import Connection
+from skerry.wire.connection import Connection, Meter
 from skerry.wire.frames import Attached
 from skerry.wire.tls import Tls
-from skerry.wire.transport import Inbox, Lost, Opened, Received, WireEvent
+from skerry.wire.transport import Endpoint, Inbox, Lost, Opened, Received, WireEvent
 
 DIALS_MAX = 16  # at once: a syncer lets the oldest of too many strangers go
 TOKENS = 512  # of one step
@@ -133,12 +133,29 @@ class Watch:
         self.seen.fast_forwards += 1
 
 
+class Share:
+    """What the swarm's endpoint is to one of its members: its bytes are those of the member's connections."""
+
+    def __init__(self, whole: Endpoint) -> None:
+        self.meter = Meter()
+        self.send, self.drop, self.close = whole.send, whole.drop, whole.close
+
+    @property
+    def bytes_in(self) -> int:
+        return self.meter.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        return self.meter.bytes_out
+
+
 @dataclass
 class Member:
     """One synthetic learner; `lead` is where in a step it begins, so that not all end theirs at once."""
 
     training: TrainingHalf
     driver: LearnerDriver
+    share: Share
     lead: float
     tls: Tls | None = None
     is_joining: bool = True
@@ -197,11 +214,11 @@ class Swarm(Client):
             timeout_s=config.wire.timeout_s,
         )
 
-    def _halves(self, name: str, layout: Layout) -> tuple[TrainingHalf, LearnerDriver]:
+    def _halves(self, name: str, layout: Layout) -> tuple[TrainingHalf, LearnerDriver, Share]:
         process, watch, blank = secrets.token_hex(8), Watch(name, self.seen), ByHand(BlankParameters())
         training, driver = both_halves(name, layout, blank, process, time.monotonic, Blanks(), watch)
-        driver.uplink.endpoint = self
-        return training, driver
+        driver.uplink.endpoint = share = Share(self)
+        return training, driver, share
 
     # ---------------------------------------------------------------------------------------- from any thread
 
@@ -261,9 +278,9 @@ class Swarm(Client):
             self._dial_at = 0.0  # look again at the next tick
 
     def _adopt(self, sock: socket.socket, address: str) -> Connection:
-        """Every connection is one member's, with that member's key."""
+        """Every connection is one member's, with that member's key and meter."""
         member = self._serving or self._unlinked.popleft()
-        self._tls = member.tls
+        self._tls, self._meter = member.tls, member.share.meter
         connection = super()._adopt(sock, address)
         self._dialling[connection] = member
         return connection
