@@ -12,8 +12,12 @@ import pytest
 
 import skerry
 from adapters.test_arrays import arrays_of
-from e2e.processes import OPTIONS, Syncer, until
+from e2e.processes import OPTIONS, Syncer, facts_of, until
+from skerry.core.facts import Witnessed
+from skerry.run.status import status_of as status_in
+from skerry.run.tally import tally
 from skerry.shell.signals import Notice
+from skerry.store import Store
 
 TOKENS = 10
 EMBEDDINGS = ["emb.weight"]
@@ -63,6 +67,38 @@ def test_a_model_is_of_one_learner_at_a_time(syncer, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- leaving
+
+
+def test_a_leaving_is_on_the_tape_and_the_next_process_of_the_name_is_no_recovery(syncer, tmp_path):
+    for life in (1, 2):
+        arrays, learner = learner_of(syncer, tmp_path)
+        take(learner, arrays, 37)
+        learner.close()
+        until(lambda: syncer.status["learners"]["here"]["state"] == "left", f"life {life} to have left")
+    syncer.signal(signal.SIGTERM)
+    assert syncer.wait() == 0
+    assert syncer.said.count("here left in order (37 steps handed over)") == 2
+    seen = [(fact.life, fact.what) for fact in facts_of(syncer.run_dir) if isinstance(fact, Witnessed)]
+    assert seen == [(1, "stepping"), (1, "left"), (2, "stepping"), (2, "left")]
+    with Store.open(syncer.run_dir, readonly=True) as store:
+        assert tally(store).learner_restarts == 0
+    here = status_in(syncer.run_dir)["learners"]["here"]
+    assert (here["state"], here["life"], here["steps"], here["tokens"]) == ("left", 2, 74, 74 * TOKENS)
+
+
+def test_work_that_was_given_up_is_not_called_handed_over_and_has_its_fate_when_its_learner_has_left(syncer, tmp_path):
+    arrays, learner = learner_of(syncer, tmp_path)
+    for array in arrays.values():
+        array[:] = np.nan
+    take(learner, arrays, 1)
+    handover = learner.close()
+    assert (handover.steps_merged, handover.steps_lost) == (0, 1), handover
+    until(lambda: syncer.status["tokens"]["discarded"] == {"fast-forward": TOKENS}, "its fate")
+    assert syncer.status["tokens"]["pending"] == 0
+    until(
+        lambda: "here left in order (1 steps handed over or given up, 0 of 10 tokens merged)" in syncer.said,
+        "the word of it",
+    )
 
 
 def test_who_leaves_is_told_what_was_handed_over(syncer, tmp_path):

@@ -51,6 +51,11 @@ def lines_of(view, width, height):
 # ---------------------------------------------------------------------------------------------- pages
 
 
+def test_bytes_are_those_since_this_syncer_began_as_in_a_status():
+    said = "\n".join(lines_of(View("runs/mine", Look(record({}))), 120, 24))
+    assert "2 kB since this syncer began" in said and "in all" not in said
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 50), (200, 24), (60, 12)])
 @pytest.mark.parametrize("count", [0, 1, 256])
 def test_a_page_is_as_large_as_the_window(width, height, count):

@@ -183,7 +183,7 @@ def test_a_second_hello_ends_the_connection_and_the_learner_is_away(house, caplo
 @pytest.mark.parametrize(
     ("state", "mark", "says"),
     [
-        ("left", 9, "a left in order (9 steps handed over)"),
+        ("left", 9, "a left in order (9 steps handed over or given up, 0 of 90 tokens merged)"),
         ("left", 4, "a left before all was handed over (4 of 9 steps)"),
         ("leaving", 9, "a lost: it hung up"),
         (None, 0, "a lost: it hung up"),

@@ -6,17 +6,28 @@ from functools import partial
 import msgspec
 import pytest
 
-from node.pair import Loop, Pair, config_of
+from node.pair import STEP_S, Loop, Pair, config_of
 from run.test_prune import config as with_segments
 from run.test_prune import pruned, train
-from skerry.core.events import Interrupted, OrderGiven, Unlinked
-from skerry.core.facts import Committed, Evaluated, LifeStarted, Ordered, Paused, PhaseChanged, Sample, Sampled
+from skerry.core.events import Closing, Expelled, Interrupted, OrderGiven, Unlinked
+from skerry.core.facts import (
+    Committed,
+    Evaluated,
+    Injected,
+    LifeStarted,
+    Ordered,
+    Paused,
+    PhaseChanged,
+    Sample,
+    Sampled,
+)
 from skerry.core.messages import DropLearner, ExtendRun, FinishRun, PauseRun, ReadmitLearner, SetKeys
 from skerry.core.state import RunState
 from skerry.errors import StoreError, TapeDamaged
 from skerry.node import telemetry
 from skerry.node.transitions import Transitions
 from skerry.page.feed import Feed
+from skerry.report.document import FAILURES
 from skerry.report.numbers import numbers_of
 from skerry.run import evaluations, history
 from skerry.run.facts import facts_of
@@ -96,6 +107,124 @@ def test_what_went_wrong_is_in_the_log_with_what_it_cost(troubled):
     assert restart["cost_s"] > 0 and record["epoch"] == 2
     assert [e["text"] for e in events if e["kind"] == "phase"][-1] == "closed"
     assert record["learners"]["a"]["state"] == "finished" and record["learners"]["b"]["life"] == 2
+
+
+def leave(pair, name):
+    """Its loop ends in order: it hands over, says that it left, and its link ends."""
+    loop = pair.loops[name]
+    loop.node.handle(Closing())
+    pair.until(lambda: loop.machine.state == "left")
+    pair.deliver()
+    pair.unlink(name)
+    pair.loops.pop(name)
+
+
+@pytest.fixture
+def parted(tmp_path):
+    """A learner left, and came again as another process after a while; so did the syncer."""
+    with Pair(tmp_path / "parted", config_of(learners=2, steps=10**4, sync={"quorum": 1})) as pair:
+        pair.join("a")
+        pair.join("b")
+        pair.until(lambda: min(pair.versions) >= 2)
+        leave(pair, "b")
+        pair.run(80)
+        pair.join("b", kind=partial(Loop, process="next"))
+        pair.run(40)
+        pause(pair)
+        pair.restart()
+        pair.run(40)
+        leave(pair, "b")
+    return pair
+
+
+def test_who_left_in_order_and_came_again_has_not_failed(parted):
+    record = history_of(parted.root).record()
+    left = [e for e in record["events"] if e["kind"] == "left"]
+    assert left[0]["text"].startswith("b left, and all its work is settled; its next process stepped 10 s later")
+    assert left[0]["cost_s"] == pytest.approx(10, abs=1) == record["learners"]["b"]["away_s"]
+    assert record["learners"]["b"]["state"] == "left" and len(left) == 2
+    assert not [e for e in record["events"] if e["kind"] in FAILURES]
+
+
+def test_neither_that_nor_an_operators_pause_is_a_recovery(parted, troubled):
+    def restarts(pair):
+        with Store.open(pair.root, readonly=True) as store:
+            told = tally(store)
+        return told.learner_restarts, told.syncer_restarts
+
+    assert restarts(parted) == (0, 0) and restarts(troubled) == (1, 1)
+
+
+def test_who_was_turned_out_with_its_key_has_not_failed_either(tmp_path):
+    with Pair(tmp_path / "run", config_of(learners=2, steps=10**4, sync={"quorum": 1})) as pair:
+        pair.join("a")
+        pair.join("b")
+        pair.until(lambda: min(pair.versions) >= 2)
+        pair.syncer.handle(Expelled("b", "its key was revoked"), pair.now)
+        pair.unlink("b")
+        pair.loops.pop("b")
+        pair.run(10)
+        record = history_of(pair.root).record()
+    assert [e["text"] for e in record["events"] if e["kind"] == "expelled"] == ["b was turned out"]
+    assert not [e for e in record["events"] if e["kind"] in FAILURES]
+
+
+def test_who_is_not_served_is_told_alike_by_status_and_report(parted):
+    """With the work of all lives."""
+    seen = history_of(parted.root)
+    status, told = telemetry.recorded(seen.state, 0.0)["learners"], seen.record()["learners"]
+    assert {name: (one["steps"], one["tokens"]) for name, one in status.items()} == {
+        name: (one["steps"], one["tokens"]) for name, one in told.items()
+    }
+    assert status["b"]["life"] == 2 and status["b"]["tokens"] == 8 * status["b"]["steps"] > 8 * status["b"]["step"]
+    assert status["b"]["state"] == told["b"]["state"] == "left" and status["a"]["state"] == "away"
+
+
+def test_who_is_served_is_told_with_the_work_of_all_lives(tmp_path):
+    with Pair(tmp_path / "run", config_of(learners=2, steps=10**4, sync={"quorum": 1})) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+        leave(pair, "a")
+        pair.join("a", kind=partial(Loop, process="next"))
+        pair.until(lambda: min(pair.versions) >= 4)
+        one = telemetry.status(pair.syncer.machine, 0, 0, 0.0)["learners"]["a"]
+    assert one["life"] == 2 and one["tokens"] == 8 * one["steps"] > 8 * one["step"] > 0
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_of_a_run_that_is_paused_or_closed_nobody_trains(tmp_path, is_closed):
+    with Pair(tmp_path / "run", config_of(learners=2, steps=10**4, sync={"quorum": 1})) as pair:
+        pair.join("a")
+        pair.until(lambda: min(pair.versions) >= 2)
+        give(pair, FinishRun() if is_closed else PauseRun())
+        pair.close() if is_closed else pair.until(lambda: pair.syncer.finished)
+        seen = history_of(pair.root)
+    states = [
+        told["a"]["state"] for told in (telemetry.recorded(seen.state, 0.0)["learners"], seen.record()["learners"])
+    ]
+    assert states == ["finished" if is_closed else "away"] * 2
+
+
+def test_an_evaluation_is_where_it_was_made_whatever_pauses_came_after_it(tmp_path):
+    with Pair(tmp_path / "run", config_of(steps=10**4)) as pair:
+        pair.join("a")
+        made = []
+        for _ in range(3):
+            pair.run(40)
+            made.append((pair.now, history_of(pair.root).t))
+            pause(pair)
+            pair.now += 3600
+            pair.restart()
+        pair.run(8)
+        evaluated = [Evaluated((1, 1, 1), 0.5, 30, {"loss": 2.5}, at) for at, _ in made]
+        faults = [Injected("slow", "a", at, at, "speed 0.5") for at, _ in made]
+        with_them = history_of(pair.root)
+        for fact in (*evaluated, *faults):
+            with_them.take(pair.now, fact)
+        record = with_them.record()
+    seconds = [pytest.approx(t, abs=STEP_S) for _, t in made]
+    assert [point["t"] for point in record["curve"]] == seconds
+    assert [e["t"] for e in record["events"] if e["kind"] == "fault"] == seconds
 
 
 def test_an_operators_pause_is_no_time_of_the_run(tmp_path):

@@ -31,6 +31,7 @@ COLOURS = {
     "stalled": "yellow",
     "joining": "yellow",
     "away": "dim",
+    "finished": "dim",
 }
 OVER_SHARE = 0.01  # of the budget: less is what is on its way at the end of any run
 SILENT_S = 5.0  # a syncer tells of itself twice a second

@@ -41,7 +41,7 @@ KEYS = {
     "g": "home", "\x1b[H": "home", "\x1b[1~": "home", "G": "end", "\x1b[F": "end", "\x1b[4~": "end",
 }  # fmt: skip
 # What needs somebody to look comes first; what is over last.
-STATES = ("lost", "stalled", "expelled", "joining", "leaving", "training", "stopped", "away", "left")
+STATES = ("lost", "stalled", "expelled", "joining", "leaving", "training", "stopped", "away", "left", "finished")
 
 Learner = dict[str, Any]
 
@@ -218,7 +218,7 @@ def _moving(r: Record, rates: dict[str, float]) -> str:
     if "bytes_in" not in r:
         return ""
     moving = f"{size(rates['bytes_in'])}/s in, {size(rates['bytes_out'])}/s out, " if "bytes_in" in rates else ""
-    return f"wire {moving}{size(r['bytes_in'])} and {size(r['bytes_out'])} in all"
+    return f"wire {moving}{size(r['bytes_in'])} and {size(r['bytes_out'])} since this syncer began"
 
 
 def _warning(r: Record) -> str:

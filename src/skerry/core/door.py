@@ -17,7 +17,7 @@ The door owns what it remembers of those it sent away. It knows nothing of round
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from skerry.core import admission
 from skerry.core.books import Books
@@ -176,8 +176,12 @@ class Door:
         """Its link is gone."""
         member = self.roster.members.get(event.learner)
         if member is not None and member.life == event.life and member.connected:
-            self._disconnect(member)
-            self.books.witness(member.learner, member.life, "lost")
+            self.part(member, "lost")
+
+    def part(self, member: Member, how: Literal["left", "lost"]) -> None:
+        """It is gone: its link ended, or its last report says that it leaves, which comes before that."""
+        self._disconnect(member)
+        self.books.witness(member.learner, member.life, how)
 
     def turn_away(self, member: Member, why: str) -> None:
         """It is this syncer that lost something, so the learner may come again; it is not merged with what it lacks.

@@ -311,6 +311,11 @@ class Member:
         return self.report is not None and self.report.state in ("stopped", "left")
 
     @property
+    def has_left(self) -> bool:
+        """By its own word, which is its last."""
+        return self.report is not None and self.report.state == "left"
+
+    @property
     def is_training(self) -> bool:
         return self.report is not None and self.report.state == "training"
 
@@ -342,7 +347,7 @@ class Member:
         if self.is_expelled:
             return "expelled"
         if not self.connected:
-            return "left" if self.report is not None and self.report.state == "left" else "lost"
+            return "left" if self.has_left else "lost"
         if self.report is None or not self.has_adopted_all:
             return "joining"
         if self.report.state != "training":

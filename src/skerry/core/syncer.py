@@ -87,7 +87,7 @@ from skerry.core.events import (
     SyncerEvent,
     Ticked,
 )
-from skerry.core.facts import Checkpointed, Discarded, Ordered, Paused, PhaseChanged, Seen
+from skerry.core.facts import Checkpointed, Discarded, Ordered, Paused, PhaseChanged, Row, Seen
 from skerry.core.flow import Window
 from skerry.core.forgone import Forgone
 from skerry.core.gathering import Gathering
@@ -288,8 +288,24 @@ class SyncerMachine:
         member.heal(fragments, self.clock.now)
         self._publish(member, fragments)
         if report.state == "left":
-            member.disconnect()
+            self._take_leave(member)
         self.roster.update(member, self.clock.now)
+
+    def _take_leave(self, member: Member) -> None:
+        """Its process ends. One that could wait no longer has work left that nobody will bring: it is lost."""
+        self._book_given_up(member)
+        is_settled = all(member.unsettled(p) <= 0 for p in range(len(self.held)))
+        self.door.part(member, "left" if is_settled else "lost")
+
+    def _book_given_up(self, member: Member) -> None:
+        """What one that has left gave up by itself has its fate now: no contribution of it will say so."""
+        rows: list[Row] = []
+        for p, held in enumerate(self.held):
+            if member.learner not in held and member.unsettled(p) <= 0:
+                rows += self.state.ledger.rest(member.learner, member.life, p, "fast-forward")
+        if rows:
+            seen = (self.state.ledger.seen(member.learner, member.life),)
+            self.books.record(Discarded(tuple(rows), seen, self.elapsed_s))
 
     def _age_s(self, learner: str) -> float:
         """Of its newest life, in the run's own time."""
@@ -402,6 +418,8 @@ class SyncerMachine:
                     self.books.discard(row.learner, row.life, "expelled")
                 elif row.life != self.state.lives[row.learner].life:
                     self.books.discard(row.learner, row.life, "died")  # the rest of a life that is over
+                elif (member := self.members.get(row.learner)) is not None and member.has_left:
+                    self._book_given_up(member)
         self.books.settle(decision.rows)
         self.rounds.merge_ended(decision, self.roster.ready, self.clock.now)
         view = self._view()

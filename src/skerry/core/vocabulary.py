@@ -24,8 +24,9 @@ any more because an operator turned its learner out."""
 Closes = Literal["all in", "grace over", "no grace", "the rest cannot make it", "everyone is leaving", "the last work"]
 """Why what was held for a fragment was merged just then; the first four are those of a round."""
 
-Sight = Literal["lost", "stepping", "expelled"]
-"""What the syncer noticed of a life: its link is gone, it took its first step on a new link, or it was turned out."""
+Sight = Literal["lost", "left", "stepping", "expelled"]
+"""What the syncer noticed of a life: its link is gone, it left and has nothing more to bring, it took its first step on
+a new link, or it was turned out."""
 
 Verb = Literal["finish", "set", "extend", "drop", "readmit"]
 """What an operator orders of a run: close it now, change its configuration or its budget, turn a learner out, or let it

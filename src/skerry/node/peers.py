@@ -263,14 +263,21 @@ class Learners:
             self.node.handle(Departed(*who), now)
 
     def _how_it_went(self, learner: str, life: int) -> str:
-        """What it has handed over, of one that said that it leaves; empty of one that did not."""
-        member = self.node.machine.members.get(learner)
-        if member is None or member.life != life or member.report is None or member.report.state != "left":
+        """What it has handed over, of one that said that it leaves; empty of one that did not.
+
+        Its marks are behind what it gave up as well, so it is the ledger that knows what is merged.
+        """
+        member, ledger = self.node.machine.members.get(learner), self.node.machine.state.ledger
+        if member is None or member.life != life or member.report is None or not member.has_left:
             return ""
         report = member.report
         settled = min(at.mark_step for at in report.positions)
         if settled < report.step:  # it could wait no longer
             return f"left before all was handed over ({settled} of {report.step} steps)"
+        merged = ledger.merged_of(learner, life) / len(self.node.fragments)
+        if merged < report.tokens:
+            share = f"{merged:,.0f} of {report.tokens:,} tokens merged"
+            return f"left in order ({settled} steps handed over or given up, {share})"
         return f"left in order ({settled} steps handed over)"
 
     def expel(self, learner: str, why: str, now: float) -> None:

@@ -42,18 +42,29 @@ def recorded(state: RunState, wall: float) -> dict[str, Any]:
     """The same of a run that nobody serves, as far as its tape says; `wall` is when that was last written to."""
     learners = {}
     for name, known in sorted(state.lives.items()):
-        account = state.ledger.account(name, known.life)
+        account, before = state.ledger.account(name, known.life), state.ledger.before(name, known.life)
         learners[name] = {
             "life": known.life,
-            "state": "away",
+            "state": _gone(state, name),
             "step": account.step,
-            "steps": state.ledger.before(name, known.life).steps + account.step,
-            "tokens": account.tokens,
+            "steps": before.steps + account.step,
+            "tokens": before.tokens + account.tokens,
             "bytes_up": account.bytes_up,
             "bytes_down": account.bytes_down,
         }
     config = configs.decode(state.config)
     return _run(state, config, wall) | {"elapsed_s": state.elapsed_s, "learners": learners}
+
+
+def _gone(state: RunState, name: str) -> str:
+    """What a learner is to a run that nobody serves: it has left if nothing of its work is left to be merged."""
+    known, ledger = state.lives[name], state.ledger
+    if known.is_over or name in state.dropped:
+        return "expelled"
+    if state.phase == "closed":
+        return "finished"
+    has_left = ledger.is_settled(name, known.life) and ledger.has_worked(name, known.life)
+    return "left" if has_left else "away"
 
 
 def _run(state: RunState, config: configs.Config, wall: float) -> dict[str, Any]:
@@ -91,12 +102,13 @@ def tokens(totals: Totals, fragment_count: int) -> dict[str, Any]:
 
 def _member(machine: SyncerMachine, name: str) -> dict[str, Any]:
     member, report = machine.members[name], machine.members[name].report
+    before = machine.state.ledger.before(name, member.life)  # in earlier lives
     return {
         "life": member.life,
         "state": member.state(machine.clock.now, machine.config.sync.stall_s),
         "step": member.step,
-        "steps": machine.state.ledger.before(name, member.life).steps + member.step,  # with those of earlier lives
-        "tokens": report.tokens if report else 0,
+        "steps": before.steps + member.step,
+        "tokens": before.tokens + (report.tokens if report else 0),
         "tokens_per_s": _rate(machine, name),
         "step_s": member.step_s or 0.0,
         "step_gap_s_max": report.step_gap_s_max if report else 0.0,

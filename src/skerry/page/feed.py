@@ -147,9 +147,6 @@ def _shown(status: dict[str, Any]) -> dict[str, Any]:
     shown = {key: value for key, value in status.items() if key not in LEFT_OUT}
     shown["age_s"] = round(status["age_s"]) if status["serving"] == "served" else round(status["age_s"], -1)
     shown["learners"] = {name: _learner(each) for name, each in status["learners"].items()}
-    if status["serving"] == "closed":  # nobody is away from a run that is over
-        for each in shown["learners"].values():
-            each["state"] = "finished"
     return shown
 
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 
-STATES = ("training", "joining", "stalled", "stopped", "leaving", "left", "lost", "expelled", "away")
+STATES = ("training", "joining", "stalled", "stopped", "leaving", "left", "lost", "expelled", "away", "finished")
 SERVING = ("served", "starting", "away", "new", "paused", "died", "closed")
 
 

@@ -20,7 +20,7 @@ from skerry.text import counted, lasting, size
 POINTS_MAX = 96  # of a curve that is drawn: more is noise
 POOLED_MAX = 24  # of goodput: in less than a round's time a merge or two more decide
 LEARNERS_DRAWN = 6  # by a colour each; of more only the run's own curve has one
-FAILURES = ("lost", "restart", "rollback", "expelled", "fault", "given up")
+FAILURES = ("lost", "restart", "rollback", "fault", "given up")
 
 UNNOTED = '<p class="none">Nobody noted it: the run is of an earlier version.</p>'
 SERVING = {

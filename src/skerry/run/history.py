@@ -150,6 +150,7 @@ class History:
         self._started_at: float | None = None
         self._paused_at: float | None = None
         self._paused_s = 0.0
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)  # of the run: when it was, for how long
         self._resumed_s: float | None = None  # how long the pause was on which its syncer followed; None: on a death
         self._closed_by = ""  # the order that finished it, in words
         self._parameters = 0
@@ -218,11 +219,19 @@ class History:
             self._started_at = at
         if isinstance(fact, EpochStarted):
             self._resumed_s = None if self._paused_at is None else max(0.0, at - self._paused_at)
-            self._paused_s += self._resumed_s or 0.0
+            if self._paused_at is not None and self._resumed_s is not None:
+                self._paused_s += self._resumed_s
+                self._pauses.append((self._paused_at, self._resumed_s))
             self._paused_at = None
         self.at = max(self.at, at)
         upto = at if self._paused_at is None else min(at, self._paused_at)
         self.t = max(self.t, upto - self._started_at - self._paused_s)
+
+    def _second(self, at: float) -> float:
+        """When something was that is told later: without the pauses before it, and with none of those since."""
+        assert self._started_at is not None
+        since_s = sum(max(0.0, begun + lasted_s - max(at, begun)) for begun, lasted_s in self._pauses)
+        return min(max(0.0, at - self._started_at - (self._paused_s - since_s)), self.t)
 
     def _see(self, fact: Any) -> None:
         """Traffic, by how far each life's counts are beyond what was known."""
@@ -352,9 +361,10 @@ class History:
                 self._turn_out(one, name, self._say(at, "expelled", name, f"{name} was turned out"))
         elif not one.is_out:
             is_settled = state.ledger.is_settled(name, fact.life)
-            one.state, one.since = ("left" if is_settled else "lost"), self.t
-            words = "went, and all its work is settled" if is_settled else "was lost, with work that is not merged"
-            one.lost = self._say(at, "left" if is_settled else "lost", name, f"{name} {words}")
+            lost = "was lost, with all its work settled" if is_settled else "was lost, with work that is not merged"
+            words = "left, and all its work is settled" if fact.what == "left" else lost
+            one.state, one.since = fact.what, self.t
+            one.lost = self._say(at, fact.what, name, f"{name} {words}")
             one.fall, one.lost_life = one.lost, fact.life
 
     def _back(self, one: _Learner, name: str, life: int) -> None:
@@ -439,15 +449,12 @@ class History:
 
     def _inject(self, fact: Injected) -> None:
         """It was written when the run had ended; it was done at its own time."""
-        assert self._started_at is not None
         said = f"fault on purpose: {fact.kind} {fact.target} {fact.detail}".strip()
-        event = self._say(fact.at, "fault", fact.target, said)
-        event.t = min(max(0.0, fact.at - self._started_at - self._paused_s), self.t)
+        self._say(fact.at, "fault", fact.target, said).t = self._second(fact.at)
 
     def _evaluate(self, at: float, fact: Evaluated) -> None:
         """Put on the tape when the run has closed; found at its own time."""
-        assert self._started_at is not None
-        t = min(max(0.0, fact.at - self._started_at - self._paused_s), self.t)
+        t = self._second(fact.at)
         self._curve.append(evaluations.shown(fact) | {"t": t})
         figures = ", ".join(f"{name} {value:.4g}" for name, value in fact.figures.items() if value is not None)
         self._say(fact.at, "evaluation", "", f"evaluated: {figures or 'not finite'}").t = t
@@ -509,13 +516,13 @@ class History:
         books += [ledger.past[name]] if name in ledger.past else []
         all_merged = sum(each.merged for each in self._learners.values())
         merges = self.state.merges - one.merges_before
-        is_over = self.state.phase == "closed" and one.state in ("training", "joined")
+        state = self._state_of(one)
         per, latest = len(self.state.fragments), one.latest
-        is_fresh = latest is not None and one.state == "training" and not is_over
+        is_fresh = latest is not None and state == "training"
         return {
             "life": life,
             "index": self.state.lives[name].index,
-            "state": "finished" if is_over else one.state,
+            "state": state,
             "since_t": one.since,
             "joined_t": one.joined,
             "away_s": one.away_s,
@@ -535,6 +542,13 @@ class History:
             "discarded": {fate: n / per for fate, n in sorted(one.discarded.items())},
             "series": one.series.record(),
         }
+
+    def _state_of(self, one: _Learner) -> str:
+        """Who was there when the run was closed or paused is not, as in the status of such a run."""
+        assert self.state is not None
+        if one.state not in ("training", "joined"):
+            return one.state
+        return "finished" if self.state.phase == "closed" else "away" if self._paused_at is not None else one.state
 
     def _merges_over_time(self) -> dict[str, Any]:
         series = self._merges.record(is_dense=True)

@@ -48,6 +48,10 @@ class Tally:
     injected: list[Injected] = field(default_factory=list)
     evaluated: list[Evaluated] = field(default_factory=list)
     epochs: list[Stamped[EpochStarted]] = field(default_factory=list)
+    learner_restarts: int = 0  # processes in the place of one that had failed,
+    syncer_restarts: int = 0  # and in that of a syncer which nobody had ended
+    joined: set[str] = field(default_factory=set)  # who came so far,
+    parted: set[str] = field(default_factory=set)  # and who left in order or was turned out, and has not come again
     orders: list[Stamped[Ordered]] = field(default_factory=list)
     paused_at: float | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)  # between the operator's stop and the resume
@@ -77,6 +81,7 @@ class Tally:
                 self.fragment_count, self.versions = len(fact.files), [0] * len(fact.files)
                 self.parameters = decode_layout(fact.layout).param_count
             case EpochStarted():
+                self.syncer_restarts += bool(self.epochs) and self.paused_at is None
                 self.epochs.append(Stamped(at, fact))
                 if self.paused_at is not None:
                     self.pauses.append((self.paused_at, at))
@@ -85,15 +90,20 @@ class Tally:
                 self.paused_at = at
                 self._book((), fact.seen)
             case LifeStarted():
+                self._join(fact)
                 self.lives.append(Stamped(at, fact))
             case Witnessed():
                 self.witnessed.append(Stamped(at, fact))
+                if fact.what in ("left", "expelled"):
+                    self.parted.add(fact.learner)
             case Injected():
                 self.injected.append(fact)
             case Evaluated():
                 self.evaluated.append(fact)
             case Ordered():
                 self.orders.append(Stamped(at, fact))
+                if fact.verb == "drop":
+                    self.parted.add(fact.learner)
                 self.config = configs.decode(fact.config) if fact.config else self.config
             case Committed():
                 self.merges.append(Stamped(at, fact.decision))
@@ -109,6 +119,12 @@ class Tally:
                     self.training_at = self.training_at or at
                 elif fact.phase == "closing":
                     self.closing_at = at
+
+    def _join(self, fact: LifeStarted) -> None:
+        """The next process of a name comes after a failure, unless the one before went by somebody's will."""
+        self.learner_restarts += fact.learner in self.joined - self.parted
+        self.joined.add(fact.learner)
+        self.parted.discard(fact.learner)
 
     def _book(self, rows: Iterable[Row], seen: Iterable[Seen]) -> None:
         for row in rows:

@@ -210,7 +210,7 @@ def _end(
     if inside:
         return inside[0]
     seen = [one for one in tally.witnessed if one.fact.learner == name and life.at < one.at < until + began]
-    if seen and seen[-1].fact.what == "lost":
+    if seen and seen[-1].fact.what in ("lost", "left"):
         return seen[-1].at - began
     return until if limit else float("inf")
 
