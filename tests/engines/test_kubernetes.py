@@ -264,7 +264,7 @@ def test_an_island_is_what_its_table_says(written):
     words = containers_of(wide["template"]["spec"])["learner"]["command"]
     meeting = ["--rdzv-backend", "static", "--nnodes", "2", "--node-rank", "$(JOB_COMPLETION_INDEX)"]
     meeting += ["--master-addr", "mine-wide-1-0.mine-wide", "--master-port", "29400"]
-    assert words[3 : 3 + len(meeting)] == meeting, "torchrun's other rendezvous unpickles what it finds"
+    assert words[4 : 4 + len(meeting)] == meeting, "torchrun's other rendezvous unpickles what it finds"
     assert one(manifests, "Service", "mine-wide")["spec"]["clusterIP"] == "None"
 
 
