@@ -101,6 +101,12 @@ class WireError(LocalError):
     """This side cannot listen, dial or prove itself as it was asked to."""
 
 
+class AddressInUse(WireError):
+    """Another process listens there at the moment; once it does not, the same command goes on."""
+
+    code = 69  # EX_UNAVAILABLE of sysexits.h
+
+
 class KeysError(LocalError):
     """A run's keys, or somebody's key file, cannot be used as they are."""
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -63,14 +64,14 @@ def call(folder, capsys):
 def refused(folder, call):
     """Run a command that must be refused, with and without --json, and return its one line."""
 
-    def run(*words):
-        before = tree(folder)
+    def run(*words, code=2):
+        before, expected = tree(folder), code
         code, out, err = call(*words)
-        assert (code, out) == (2, "")
+        assert (code, out) == (expected, "")
         assert tree(folder) == before, "something was written or changed"
         line = one_line(err)
         code, out, err = call(*words, "--json")
-        assert code == 2 and json.loads(out) == {"error": line} and out.count("\n") == 1
+        assert code == expected and json.loads(out) == {"error": line} and out.count("\n") == 1
         assert one_line(err) == line and tree(folder) == before
         return line
 
@@ -280,7 +281,7 @@ def test_a_model_that_finds_no_room_is_refused_before_anything_is_made(monkeypat
     """In the words of the syncer, with the numbers."""
     train = ("train", "--minutes", "1", "--model", "tiny", "--out", "mine")
     monkeypatch.setattr("skerry.run.room.free_disk", lambda root: 1000)
-    line = refused(*train)
+    line = refused(*train, code=75)
     assert line.startswith("a model of 104,216 parameters needs ")
     assert line.endswith(" of disk in mine, 1 kB are free: choose a larger disk")
     monkeypatch.setattr("skerry.run.room.free_memory", lambda: 1000)
@@ -443,8 +444,8 @@ def test_a_run_directory_in_use_names_the_process(refused, live):
 def test_a_port_in_use_is_refused_before_anything_is_written(refused, live, stopped_run):
     before = tree(stopped_run)
     says = f"127.0.0.1:{live.port} is in use: stop what listens there, or pass another port"
-    assert refused("syncer", "--run", stopped_run, "--port", live.port) == says  # no epoch on the tape
-    assert refused("syncer", *SERVE, "--run.steps", "5", "--port", live.port) == says  # no run
+    assert refused("syncer", "--run", stopped_run, "--port", live.port, code=69) == says  # no epoch on the tape
+    assert refused("syncer", *SERVE, "--run.steps", "5", "--port", live.port, code=69) == says  # no run
     assert tree(stopped_run) == before
     assert "--port 99999: must be from 0 to 65535" in refused("syncer", *SERVE, "--port", "99999")
 
@@ -689,6 +690,44 @@ def test_a_full_disk_ends_a_launch_in_one_line_and_its_processes_with_it(tmp_pat
     assert not processes_naming(str(run))
 
 
+def test_a_launch_on_a_full_disk_says_so_by_the_name_of_its_file(tmp_path, small_disk):
+    """Its run directory lies elsewhere; in the background as in the foreground the same may do later."""
+    if not small_disk:
+        pytest.skip("may not mount a small disk here")
+    file, run = write_launch(tmp_path, ("a", 1)), small_disk / "run"
+    file.write_text(file.read_text().replace("[syncer]", f'[syncer]\ndir = "{tmp_path}/rundir"'))
+    launch = ["launch", file, "--run", run, "--http-port", "off"]
+    with Running(tmp_path, *launch) as running:
+        until_merging(tmp_path / "rundir", "a-0")
+        fill(small_disk / "filler")
+        done = skerry("scale", run, "a", 2)
+        assert done.returncode == 75 and one_line(done.stderr).startswith(f"{run}/launch.json: the disk is full")
+        running.process.terminate()
+        assert running.wait() == 130, running.said
+    for words in ([], ["--detach"]):
+        done = skerry(*launch, *words)
+        assert done.returncode == 75, done.stderr
+        assert words or one_line(done.stderr).startswith(f"{run}/")
+
+
+def test_a_launch_on_a_disk_that_is_read_only_is_one_line_of_every_command(tmp_path, small_disk):
+    if not small_disk:
+        pytest.skip("may not mount a small disk here")
+    run = small_disk / "run"
+    launch = ["launch", write_launch(tmp_path, ("a", 1)), "--run", run, "--http-port", "off"]
+    with Running(tmp_path, *launch) as running:
+        until_merging(run, "a-0")
+        running.signal(signal.SIGKILL)  # so that down has a token to remove
+        running.wait()
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    until(lambda: not subprocess.run(remount, capture_output=True).returncode, "the end of all that wrote there")
+    for words in (launch, [*launch, "--detach"], ["scale", run, "a", 2], ["down", run]):
+        done = skerry(*words)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.splitlines()[-1].endswith(": Read-only file system; mount it writable"), done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def fill(file):
     """Write until there is no room left, the last bytes one by one."""
     with file.open("wb", buffering=0) as filler:
@@ -705,8 +744,18 @@ def test_export_to_a_full_disk_is_one_line_and_leaves_no_half_a_model(tmp_path, 
     # no mount here: no file of the command may be as large as the model
     limits = {} if small_disk else {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))}
     done = skerry("export", stopped_run, "--out", folder / "model", **limits)
-    assert done.returncode == 2 and "cannot be written" in one_line(done.stderr)
+    assert done.returncode == (75 if small_disk else 2) and "cannot be written" in one_line(done.stderr)
     assert not [path for path in folder.iterdir() if path.name != "filler"]
+
+
+@pytest.mark.parametrize("words", [["report", "--out"], ["fork"]], ids=lambda words: words[0])
+def test_what_there_is_no_room_for_may_be_said_again_later_and_leaves_nothing(small_disk, stopped_run, words):
+    if not small_disk:
+        pytest.skip("may not mount a small disk here")
+    fill(small_disk / "filler")
+    done = skerry(words[0], stopped_run, *words[1:], small_disk / "made")
+    assert done.returncode == 75 and "free" in one_line(done.stderr)
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 def test_a_run_that_cannot_be_made_leaves_one_line(folder):

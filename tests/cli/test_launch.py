@@ -90,6 +90,7 @@ def test_a_run_in_the_background_is_scaled_ended_and_gone_on_with(tmp_path):
         everything = below(supervisor)
         done = skerry("down", run, "--json")
         assert sorted(json.loads(done.stdout)["ended"]) == ["a-0", "b-0", "syncer"], done.stderr
+        assert f"skerry: asked process {supervisor} to end\n" in done.stderr, "it may take minutes"
         assert not any(map(is_running, [supervisor, *everything])) and not processes_naming(str(tmp_path))
         assert {member["state"] for member in looked(run).values()} == {"ended"}
         assert skerry("down", run).stdout == f"{run}: nothing of it was up\n"
@@ -228,6 +229,53 @@ def test_who_is_told_to_end_while_it_starts_does_not_come_up(tmp_path):
     assert {member["state"] for member in looked(run).values()} == {"ended"}
     assert f"{run}: ended syncer" in first.out.read_text(), "by the one that came first, whichever that was"
     assert not processes_naming(str(tmp_path)) and not (run / "token").exists()
+
+
+def test_who_is_interrupted_while_it_comes_up_in_the_background_is_told_that_it_does(tmp_path):
+    file, run = write_launch(tmp_path, ("a", 1)), tmp_path / "run"
+    with Running(tmp_path, "launch", file, "--run", run, "--detach", *OFF) as launch:
+        supervisor = until(lambda: (run / SUPERVISOR).exists() and holder_of(run / SUPERVISOR), "its supervisor").pid
+        os.kill(supervisor, signal.SIGSTOP)  # so that it is not up before the word comes
+        launch.signal(signal.SIGINT)
+        ended(launch, 130)
+    where = f"look at it with skerry ps {run}, end it with skerry down {run}"
+    assert launch.said == f"skerry: interrupted; it goes on in the background: {where}\n"
+    os.kill(supervisor, signal.SIGCONT)
+    assert skerry("down", run).returncode == 0
+    assert not processes_naming(str(tmp_path))
+
+
+def test_what_ends_in_the_background_ends_who_waits_for_it_with_its_own_code(tmp_path):
+    """By which what may do later is told from what must be changed: here another process holds the run directory."""
+    file, run = write_launch(tmp_path, ("a", 1)), tmp_path / "run"
+    with Running(tmp_path, "launch", file, "--run", run, *OFF) as launch:
+        until_merging(run, "a-0")
+        launch.signal(signal.SIGTERM)
+        ended(launch, 130)
+    with (run / lock.LOCK).open("r+") as held:
+        assert not lock.take(held.fileno())
+        done = skerry("launch", file, "--run", run, "--detach", *OFF)
+    assert done.returncode == 75 and "try again in a moment" in done.stderr, done.stderr
+
+
+def test_a_process_that_is_gone_is_not_said_to_run_by_a_table_that_cannot_be_written(tmp_path):
+    """As on a full disk; a number that is another process's by now does not stand for it."""
+    file, run = write_launch(tmp_path, ("a", 1), ("b", 1)), tmp_path / "run"
+    with Running(tmp_path, "launch", file, "--run", run, *OFF) as launch:
+        until_merging(run, "a-0", "b-0")
+        (run / "members.json.tmp").mkdir()
+        before = looked(run)
+        kill(pid_of(before["a-0"]))
+        after = looked(run)
+        assert (after["a-0"]["state"], after["a-0"]["where"], after["b-0"]) == ("unknown", "", after["b-0"])
+        assert f"process {pid_of(before['a-0'])} has ended, and this table is older" in after["a-0"]["detail"]
+        assert after["b-0"]["where"] == before["b-0"]["where"] and after["b-0"]["state"] == "running"
+        table = json.loads((run / "members.json").read_bytes())
+        table[1][3] = f"process {os.getpid()}"
+        (run / "members.json").write_bytes(json.dumps(table).encode())
+        assert looked(run)["a-0"]["state"] == "unknown"
+        launch.signal(signal.SIGTERM)
+        ended(launch, 130)
 
 
 def test_who_comes_second_into_a_folder_changes_nothing_there(tmp_path):

@@ -1,8 +1,10 @@
 """The supervisor of a local run, over a real syncer process: it starts, watches, brings back, and leaves nobody."""
 
+import errno
 import json
 import os
 import signal
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -17,7 +19,7 @@ from skerry.engines import LINE_BYTES_MAX, LINE_CHARS_MAX, Member, engine, folde
 from skerry.engines.child import Child
 from skerry.engines.spec import Island
 from skerry.engines.supervisor import LocalRun
-from skerry.errors import NoAnswer, Refusal, RunFailed, one_line
+from skerry.errors import AddressInUse, DiskFull, NoAnswer, Refusal, RunFailed, StoreError, one_line
 from skerry.run.status import ending_of
 from skerry.run.summary import Kill
 from skerry.shell.identity import read_admin_token
@@ -134,6 +136,72 @@ def test_who_crashes_is_brought_back_so_many_times_and_then_given_up(run, monkey
         run.watch(crash)
     said = one_line(run.syncer.last_line().removeprefix("skerry: "))
     assert run.crashes == [f"syncer crashed (exit -9): {said} (log: {run.syncer.log})"] and said
+
+
+def test_a_syncer_whose_port_is_taken_for_a_while_is_brought_back(run, monkeypatch):
+    """It was killed, and somebody else listens there before it is back."""
+    monkeypatch.setattr(supervisor, "RESTART_S", 0.1)
+    taken = socket.socket()
+
+    def look(run):
+        if run.is_up and not run.news:
+            run.syncer.process.kill()
+            run.syncer.process.wait()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", run.port))
+            taken.listen()
+        elif run.syncer.code == AddressInUse.code:
+            taken.close()
+        elif run.is_up:
+            run.end()
+
+    run.watch(look)
+    assert run.crashes[0].startswith("syncer crashed (exit -9)")
+    assert run.crashes[1].startswith(f"syncer crashed (exit {AddressInUse.code})")
+    assert run.status["address"] == f"127.0.0.1:{run.port}" and run.status["epoch"] == 2
+
+
+def test_a_syncer_whose_log_cannot_be_written_any_more_ends_the_run_in_a_line_that_names_it(run, monkeypatch):
+    """As on a disk that is read-only now: it would be started again and again, and nobody would hear why."""
+    monkeypatch.setattr(supervisor, "RESTART_S", 0.0)
+
+    def look(run):
+        run.syncer.log = Path("/sys/kernel/syncer.log")  # where not even root makes a file
+        if run.is_up and not run.news:
+            run.syncer.process.kill()
+
+    with pytest.raises(StoreError) as failed:
+        run.watch(look)
+    assert str(failed.value).startswith("/sys/kernel/syncer.log: Permission denied; check its owner")
+
+
+def test_a_learner_that_cannot_be_started_is_told_of_with_the_reason(tmp_path):
+    run = LocalRun(tmp_path, [], [], gives_up=False)
+    run._tend(ended_child(tmp_path, "true", folder=tmp_path / "gone"))
+    assert "a-0 crashed (not started): it cannot be started in" in run.news[0] and "No such file" in run.news[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.ENOSPC, DiskFull, "elsewhere/launch.json: the disk is full (No space left on device): free space"),
+        (errno.EROFS, StoreError, "elsewhere/launch.json: Read-only file system; mount it writable"),
+        (errno.EACCES, StoreError, "elsewhere/launch.json: Permission denied; check its owner and permissions"),
+        (errno.EIO, StoreError, "elsewhere/launch.json: Input/output error; check the disk"),
+        (errno.ENOENT, FileNotFoundError, ""),
+    ],
+)
+def test_what_a_disk_has_against_a_launch_names_the_file_that_it_is_about(tmp_path, number, kind, said):
+    """Which may lie on another disk than the run directory."""
+    with pytest.raises(kind) as failed, folder.writing(tmp_path):
+        raise OSError(number, os.strerror(number), "elsewhere/launch.json")
+    assert str(failed.value).startswith(said) and "\n" not in str(failed.value)
+
+
+def test_a_terminal_that_is_gone_is_no_trouble_of_a_disk(tmp_path):
+    with pytest.raises(OSError) as failed, folder.writing(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    assert type(failed.value) is OSError
 
 
 def test_a_run_goes_on_without_its_evaluator(run):

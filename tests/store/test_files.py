@@ -45,6 +45,14 @@ def test_what_is_written_for_others_to_read_is_not_for_them_to_write(tmp_path):
     assert (tmp_path / "status.json").stat().st_mode & 0o777 == 0o644
 
 
+def test_what_cannot_be_put_in_its_place_is_named_and_leaves_nothing_beside_it(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError) as failed:
+        put_in_place(tmp_path / "taken", b"a report")
+    assert failed.value.filename == str(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_nobody_can_foresee_the_name_of_what_is_being_written(tmp_path):
     names = {temporary(tmp_path / "model.safetensors").name for _ in range(3)}
     assert len(names) == 3 and all(name.startswith("model.safetensors.") for name in names)

@@ -78,21 +78,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; exit 0 done, 1 crashed, 2 refused, 75 not now (no room, directory held), 130 interrupted."""
+    """Run one command; 0 done, 1 crashed, 2 refused, 69 port taken, 75 not now (no room, held), 130 or 143 ended."""
     words = list(sys.argv[1:] if argv is None else argv)
     _words[:] = words
     voice.begin(words)
     as_json = "--json" in words
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)
+    _interrupts.clear()
     try:
-        with _logging_restored():
+        with _logging_restored(), _terminable():
             code = _dispatch(words)
     except KeyboardInterrupt:  # of a command that has nothing to say about it
         voice.say("interrupted", "error")
         if as_json:
             print_json({"error": "interrupted"})
-        code = 130
+        code = 128 + (_interrupts[-1] if _interrupts else signal.SIGINT)
     except SkerryError as error:
         line = printable(" ".join(str(error).split()))
         voice.say(line, "error")
@@ -137,6 +138,22 @@ def _logging_restored() -> Iterator[None]:
     finally:
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does, so that it takes away what it has not finished.
+
+    Verbs that answer it in their own way put their handlers in the place of this one, and keep them.
+    """
+    is_ours = threading.current_thread() is threading.main_thread()
+    if is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        if is_ours and signal.getsignal(signal.SIGTERM) is _interrupt:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _words: list[str] = []  # of the command that runs

@@ -19,7 +19,7 @@ from skerry.algo.fragments import decode_layout
 from skerry.cli.live import forked_from
 from skerry.core.facts import Committed
 from skerry.core.state import KeptVersion, RunState
-from skerry.errors import FileDamaged, Refusal, TapeDamaged
+from skerry.errors import DiskFull, FileDamaged, Refusal, TapeDamaged
 from skerry.run import repair
 from skerry.run.export import lineage_of, part_at, write_model
 from skerry.run.facts import facts_of, read_run
@@ -175,8 +175,9 @@ def export(
         check_out(store.root, out)
         return write_model(store, state, out, kept, outputs, metadata)
     except (OSError, SafetensorError) as error:
-        remedy = "free space, or name" if getattr(error, "errno", None) in NO_ROOM else "name"
-        raise Refusal(f"{out}: cannot be written ({error}): {remedy} another with --out") from None
+        is_full = getattr(error, "errno", None) in NO_ROOM
+        kind, remedy = (DiskFull, "free space, or name") if is_full else (Refusal, "name")
+        raise kind(f"{out}: cannot be written ({error}): {remedy} another with --out") from None
 
 
 def check_out(root: Path, out: Path) -> None:

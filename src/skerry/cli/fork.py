@@ -22,6 +22,7 @@ from skerry.cli.going_on import command_for
 from skerry.core.facts import RunCreated
 from skerry.engines.supervisor import LOCAL, Local, note_speeds
 from skerry.errors import ConfigError
+from skerry.run.backups import failure
 from skerry.run.evaluations import state_in
 from skerry.run.export import lineage_of
 from skerry.run.fork import BUDGETS, Overrides, fork, taken_over
@@ -74,7 +75,10 @@ def _go_on_locally(parent: Path, root: Path, learners: int) -> None:
         speeds = msgspec.json.decode(contents(parent / LOCAL), type=Local).speeds
     except UNREADABLE:  # of a run that skerry syncer began
         return
-    note_speeds(root, speeds if len(speeds) == learners else [])
+    try:
+        note_speeds(root, speeds if len(speeds) == learners else [])
+    except OSError as error:
+        raise failure(root / LOCAL, error) from None
 
 
 def _record(created: RunCreated, config: configs.Config, root: Path) -> dict[str, Any]:

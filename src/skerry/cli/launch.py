@@ -35,6 +35,7 @@ from skerry.text import counted
 
 UP_S = 180.0  # for a supervisor in the background to have a syncer that answers
 POLL_S = 0.1
+INTERRUPTED = 130
 LOOK = "look at it: "
 SUPERVISOR_LOG = Path("logs") / "supervisor.log"  # below the folder of the launch
 BEFORE = ("logs", SUPERVISOR)  # what a launch makes there before it can be found
@@ -188,19 +189,35 @@ def _detach(record: folder.Record, root: Path, words: Sequence[str]) -> None:
     own = [word for word in words if word not in ("--detach", "--json")]
     log = root / SUPERVISOR_LOG
     folder.made(log.parent)
-    with appended(log) as file:
+    with folder.writing(root), appended(log) as file:
         process = subprocess.Popen(
             module_argv("skerry", "launch", *own, "--run", str(root)),
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
+    try:
+        _until_up(record, process, log)
+    except KeyboardInterrupt:
+        where = shlex.quote(str(root))
+        look = f"look at it with skerry ps {where}, end it with skerry down {where}"
+        raise _failed(f"interrupted; it goes on in the background: {look}", INTERRUPTED) from None
+
+
+def _until_up(record: folder.Record, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + UP_S
     while not _is_up(record, process.pid):
-        if process.poll() is not None:
-            raise RunFailed(f"it ended: {last_line_of(log).removeprefix('skerry: ')} (log: {log})")
+        if (code := process.poll()) is not None:
+            raise _failed(f"it ended: {last_line_of(log).removeprefix('skerry: ')} (log: {log})", code)
         if time.monotonic() > deadline:
             process.terminate()
             raise RunFailed(f"the syncer did not answer within {UP_S:.0f} s, and all of it was told to end: see {log}")
         time.sleep(POLL_S)
+
+
+def _failed(text: str, code: int) -> RunFailed:
+    """With this exit code, if it is one that tells of a failure: what can be done later is said by it."""
+    failed = RunFailed(text)
+    failed.code = code if code > 0 else RunFailed.code
+    return failed
 
 
 def _page_of(root: Path) -> str:

@@ -14,11 +14,12 @@ from typing import Any
 from skerry import cli
 from skerry.cli import live
 from skerry.cli.export import check_out
-from skerry.errors import Refusal
+from skerry.errors import DiskFull, Refusal
 from skerry.report.compare import comparison, differences
 from skerry.report.document import document
 from skerry.report.numbers import numbers_of
 from skerry.store.files import put_in_place
+from skerry.store.lock import NO_ROOM
 from skerry.text import size
 
 RUNS_MAX = 2
@@ -48,7 +49,8 @@ def run(words: Sequence[str]) -> int:
     try:
         put_in_place(out, data)
     except OSError as error:
-        raise Refusal(f"{out}: cannot be written ({error.strerror}): name another file with --out") from None
+        kind, remedy = (DiskFull, "free space, or name") if error.errno in NO_ROOM else (Refusal, "name")
+        raise kind(f"{out}: cannot be written ({error.strerror}): {remedy} another file with --out") from None
     print(f"skerry: wrote {out} ({size(len(data))}): open it in any browser")
     return 0
 

@@ -9,6 +9,7 @@ process has the same form, a refusal too.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -46,7 +47,8 @@ def begin(words: Sequence[str]) -> None:
 def say(line: str, level: str = "info", mark: str = "skerry: ", fields: Mapping[str, Any] | None = None) -> None:
     """A word of the command itself, which for a person begins with `mark`."""
     said = _line(time.time(), level, line, fields or {}) if _form == "json" else f"{mark}{line}"
-    print(said, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # where there is no room for a word, the exit code still tells
+        print(said, file=sys.stderr, flush=True)
 
 
 def log_to_stderr(name: str, level: int = logging.INFO) -> None:

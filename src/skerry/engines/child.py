@@ -24,6 +24,7 @@ from skerry.engines.spec import OURS
 from skerry.errors import one_line
 from skerry.store.files import appended
 
+PROCESS = "process "  # and its id: where a member is
 LOG_BYTES_MAX = 64 << 20  # of a log when its process starts again; then it is put aside, in place of the one before
 
 Restart = Literal["always", "failure", "never"]
@@ -54,6 +55,7 @@ class Child:
     ended: bool = False
     detail: str = ""  # how it ended
     trouble: str = ""  # why it could not be started
+    error: OSError | None = None  # the same, as the system says it
     leash: int | None = None  # the process that holds or held its command, until what that may have left is swept
     leaves_at: float | None = None  # monotonic: it was told to go, and is ended then if it has not
 
@@ -62,13 +64,14 @@ class Child:
         self.restarts += self.started_at > 0.0
         self.due_at, self.ended, self.detail = None, False, ""
         self.started_at = self.since = time.time()
-        self.process, self.trouble = None, ""
+        self.process, self.trouble, self.error = None, "", None
         try:
             with _log(self.log) as log:
                 self._begin(log)
         except (OSError, ValueError) as error:
             # Its folder is gone, a link lies where its log belongs, or the machine has no room for a process: a crash
             # of this one, whatever it is, and the others go on.
+            self.error = error if isinstance(error, OSError) else None
             self.trouble = f"it cannot be started in {self.folder or '.'} ({_reason(error)})"
             with contextlib.suppress(OSError, ValueError), _log(self.log) as log:
                 log.write(f"skerry: {self.trouble}\n".encode(errors="replace"))
@@ -135,7 +138,7 @@ class Child:
             state = "waiting"
         else:
             state = "running" if is_up else "starting"
-        pid = f"process {self.process.pid}" if self.process is not None and state in ("running", "starting") else ""
+        pid = f"{PROCESS}{self.process.pid}" if self.process is not None and state in ("running", "starting") else ""
         return Member(self.name, self.island, state, pid, self.restarts, self.since, one_line(self.detail))
 
 

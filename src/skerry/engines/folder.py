@@ -8,6 +8,7 @@ it is believed only where nobody but this user can have written it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
@@ -21,13 +22,20 @@ import msgspec
 from msgspec import Meta
 
 from skerry.engines.spec import COUNT_MAX, Launch
-from skerry.errors import Refusal, StoreBusy
+from skerry.errors import DiskFull, Refusal, StoreBusy, StoreError
 from skerry.store.files import appended, contents, put_in_place
+from skerry.store.lock import NO_ROOM
 
 LAUNCHED = "launch.json"
 CHANGING = "launch.lock"  # held by who changes it
 CHANGING_S = 60.0  # for another who does to be done; a cluster may take its time
 CHANGING_POLL_S = 0.05
+OF_DISKS = {  # what a disk, or who has it, has against a file; what else goes wrong there is ours
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "check its owner and permissions",
+    errno.EPERM: "check its owner and permissions",
+    errno.EIO: "check the disk",
+}
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -70,15 +78,39 @@ def record_of(launch: Launch, engine: str, folder: Path, **handle: str) -> Recor
 
 def write(record: Record) -> None:
     folder = Path(record.folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    put_in_place(folder / LAUNCHED, msgspec.json.encode(record), 0o600)
+    with writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put_in_place(folder / LAUNCHED, msgspec.json.encode(record), 0o600)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What cannot be written for a launch is said in a line, by its own name: it may lie on another disk."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if error.errno in NO_ROOM:
+            raise DiskFull(
+                f"{where}: the disk is full ({error.strerror}): free space, and the same command goes on"
+            ) from None
+        if not is_of_disk(error):
+            raise
+        raise StoreError(f"{where}: {error.strerror}; {OF_DISKS[error.errno or 0]}") from None
+
+
+def is_of_disk(error: OSError | None) -> bool:
+    """Whether nothing can be written until somebody has seen to the disk; what names no file may be a terminal."""
+    if error is None or (error.errno == errno.EIO and not error.filename):
+        return False
+    return error.errno in NO_ROOM or error.errno in OF_DISKS
 
 
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[Record]:
     """The record for who is to `write` it changed: two at once would each write without what the other did."""
     read(folder)  # what holds no launch is refused before anything is made in it
-    with appended(folder / CHANGING) as file:
+    with writing(folder), appended(folder / CHANGING) as file:
         _lock(file.fileno(), folder)
         yield read(folder)
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ import msgspec
 
 from skerry.engines import OVER, TAIL_BYTES, Member, command, leash, lines_of
 from skerry.engines import folder as folders
-from skerry.engines.child import aside
+from skerry.engines.child import PROCESS, aside
 from skerry.engines.folder import Record
 from skerry.engines.machine import cores_here, gpus_here, memory_gib_here
 from skerry.engines.spec import Island, Launch
@@ -32,6 +33,7 @@ from skerry.shell.stop import stop
 from skerry.shell.syncer import few_files
 from skerry.store import lock
 from skerry.store.files import UNREADABLE, contents, opened
+from skerry.store.lock import Holder
 from skerry.text import near
 
 HAND_OVER_S = 5.0  # beyond learner.leave_timeout_s, for a learner: a loop finishes its step, torchrun ends its workers
@@ -154,10 +156,35 @@ def members(record: Record) -> list[Member]:
         found = msgspec.json.decode(contents(Path(record.folder) / MEMBERS), type=list[Member])
     except UNREADABLE:
         return []
-    if is_up(record):
-        return [_told(member, _status(record)) for member in found]
-    gone = "its supervisor was killed: the same skerry launch goes on"
+    supervisor = holders_of(run_dir_of(record))[1]
+    if supervisor is not None:
+        there = [_if_there(member, supervisor) for member in found]
+        return [_told(member, _status(record)) for member in there]
+    gone = "its supervisor was killed, or could not write how it ended: the same skerry launch goes on"
     return [one if one.state in OVER else one._replace(state="failed", where="", detail=gone) for one in found]
+
+
+def _if_there(member: Member, supervisor: Holder) -> Member:
+    """As it was written, if that process is one of the supervisor's still: a full disk keeps tables old.
+
+    A number alone proves nothing, for it may be another's by now.
+    """
+    pid = member.where.removeprefix(PROCESS)
+    if not supervisor.is_here or pid == member.where or _parent_of(pid) in (supervisor.pid, None):
+        return member
+    old = f"{member.where} has ended, and this table is older: is there room on its disk, and may it be written?"
+    return member._replace(state="unknown", where="", detail=old)
+
+
+def _parent_of(pid: str) -> int | None:
+    """0 of a process that has ended; None where the system does not say."""
+    try:
+        state, parent = contents(Path("/proc", pid, "stat")).decode(errors="replace").rpartition(")")[2].split()[:2]
+        return 0 if state in "ZX" else int(parent)
+    except FileNotFoundError:
+        return 0 if Path("/proc/self/stat").exists() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _told(member: Member, status: dict[str, Any]) -> Member:
@@ -236,9 +263,10 @@ def scale(record: Record, island: str, count: int) -> None:
 def down(record: Record) -> None:
     run_dir = run_dir_of(record)
     folders.check_ours(run_dir)
-    stop(run_dir, DOWN_S, lambda line: None)
+    stop(run_dir, DOWN_S, lambda line: print(f"skerry: {line}", file=sys.stderr, flush=True))
     if _was_killed(run_dir):
-        (run_dir / TOKEN).unlink(missing_ok=True)
+        with folders.writing(run_dir):
+            (run_dir / TOKEN).unlink(missing_ok=True)
 
 
 def _was_killed(run_dir: Path) -> bool:

@@ -310,10 +310,14 @@ class LocalRun:
             child.away(child.excused_s, f"{child.how}: {said}")
             child.excused_s = None
             self.tell(f"{child.name} ended ({child.how}): {said}")
+        elif is_needed and child.error is not None and folders.is_of_disk(child.error):
+            raise child.error  # its log cannot be written: `supervising` says so
         elif code == RunFailed.code and is_needed:
             raise RunFailed(_said(child))
         elif code == DiskFull.code and is_needed:
-            raise DiskFull(_said(child))  # or a directory that others held for too long: it means "later" as well
+            # Or a directory that others held for too long: it means "later" as well. On a full disk it may have had no
+            # room for its own last words.
+            raise DiskFull(f"{child.name} ended ({child.how}): {_said(child)}")
         elif child.restart == "never":
             child.end(f"{child.how}: {said}")
             self.tell(f"{child.name} ended ({child.how}), and is not brought back: see {child.log}")
@@ -342,7 +346,8 @@ class LocalRun:
             why = "the run is not closed" if child is self.syncer else "its island has it back always"
             self.tell(f"{child.name} ended, and {why}: it is brought back")
             return
-        self.crashes.append(f"{child.name} crashed ({child.how}): {one_line(said)} (log: {child.log})")
+        why = child.trouble or f"{one_line(said)} (log: {child.log})"
+        self.crashes.append(f"{child.name} crashed ({child.how}): {why}")
         del self.crashes[:-1000]  # of a run of months, the last ones will do
         self.tell(self.crashes[-1])
 
@@ -439,7 +444,7 @@ class LocalRun:
 
         So nothing of a launch is written before: who comes second changes nothing.
         """
-        with _needing_room(self.run_dir), self._locked():
+        with folders.writing(self.home), self._locked():
             self._write_record()
             yield
 
@@ -455,7 +460,8 @@ class LocalRun:
             try:
                 yield
             finally:
-                file.truncate(0)
+                with contextlib.suppress(OSError):  # then it is a name without a lock, as of one that was killed
+                    file.truncate(0)
 
     @contextlib.contextmanager
     def _having_token(self) -> Iterator[None]:
@@ -469,7 +475,8 @@ class LocalRun:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # who asked for it is gone: the next launch makes another
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def ends_everything(self) -> Iterator[None]:
@@ -504,19 +511,6 @@ class LocalRun:
             if self.syncer is not None and why:
                 self.syncer.end(why)
             self._write_members()
-
-
-@contextlib.contextmanager
-def _needing_room(root: Path) -> Iterator[None]:
-    """What a supervisor cannot do without, such as its token or a log, needs room on the disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in lock.NO_ROOM:
-            raise
-        raise DiskFull(
-            f"{root}: the disk is full ({error.strerror}): free space, and the same command goes on"
-        ) from None
 
 
 def ours(*words: str) -> list[str]:

@@ -32,6 +32,7 @@ from skerry.run.export import fixed_pieces, trained
 from skerry.run.facts import read_run
 from skerry.run.genesis import FIXED, Show, begin
 from skerry.run.last_words import state_in
+from skerry.run.leftovers import making, remove_left
 from skerry.run.outputs import fixed_file
 from skerry.run.rollback import kept_version
 from skerry.run.status import holders_of
@@ -83,7 +84,10 @@ def _forked(store: Store, root: Path, config: configs.Config, version: int | Non
     lineage = _lineage(store, state, kept)
     anew = temporary(root)
     try:
-        with Store.open(anew) as fresh:
+        remove_left(root)
+        anew.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        anew.mkdir(mode=0o700)
+        with making(anew), Store.open(anew) as fresh:
             contents, fixed = _keep_fixed(store, state, kept, anew / FIXED)
             created = begin(
                 fresh, config, layout, lambda fragment: gather(fragment, arrays),

@@ -6,23 +6,19 @@ durable and was looked at before the tape, and then the directory, get their nam
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from skerry.disk import sync_folder
 from skerry.errors import FileDamaged, Refusal, StoreError
 from skerry.run import backups
 from skerry.run.backups import POOL, Backup, Show
+from skerry.run.leftovers import UNFINISHED, held, remove_left
 from skerry.run.room import check_elsewhere
-from skerry.store.files import is_temporary, opened, temporary
+from skerry.store.files import opened, temporary
 from skerry.store.journal import JOURNAL
 from skerry.store.store import FILES, RECORD
-
-UNFINISHED = "tape.unfinished"
 
 
 def chosen(folder: Path, number: int | None) -> Backup:
@@ -50,13 +46,13 @@ def restore(folder: Path, root: Path, number: int | None = None, show: Show = la
     chosen(folder, number)  # what is wrong is said before a file is opened
     with backups.holding(folder, is_shared=True):
         backup = chosen(folder, number)
-        _remove_left(root)
+        remove_left(root)
         backups.check_room(root, backup.bytes, f"backup {backup.number}")
         anew = temporary(root)
         try:
             anew.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             anew.mkdir(mode=0o700)
-            with _locked(anew):
+            with held(anew):
                 _make(folder, anew, backup, show)
                 (anew / UNFINISHED).rename(anew / "tape")
                 sync_folder(anew)
@@ -69,28 +65,6 @@ def restore(folder: Path, root: Path, number: int | None = None, show: Show = la
             shutil.rmtree(anew, ignore_errors=True)
             raise
     return backup
-
-
-def _remove_left(root: Path) -> None:
-    """What restores to this name left that were killed; one that is at work holds its own."""
-    beside = root.absolute().parent
-    names = os.listdir(beside) if beside.is_dir() else []
-    for name in (name for name in names if is_temporary(name, root.name)):
-        with contextlib.suppress(OSError), _locked(beside / name):  # a link, another's, or held
-            inside = os.listdir(beside / name)
-            if not inside or UNFINISHED in inside or "tape" in inside:
-                shutil.rmtree(beside / name)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder until the end, however that comes; `BlockingIOError` if another process does."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _make(folder: Path, anew: Path, backup: Backup, show: Show) -> None:

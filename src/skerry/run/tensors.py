@@ -22,6 +22,7 @@ import numpy.typing as npt
 from skerry.algo.fragments import F32
 from skerry.disk import sync_folder
 from skerry.errors import ModelError
+from skerry.run.leftovers import making, remove_left
 from skerry.store.files import fresh, temporary
 
 # As the library orders them in a file, which keeps what follows aligned.
@@ -132,9 +133,10 @@ def written(path: Path) -> Iterator[BufferedRandom]:
 
     The name that it has until then is its own: another process may be writing the same.
     """
+    remove_left(path)
     anew = temporary(path)
     try:
-        with fresh(anew) as file:
+        with fresh(anew) as file, making(anew):
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -293,9 +293,15 @@ def is_temporary(name: str, of: str = "") -> bool:
 def put_in_place(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Small things that people and programs look at: whoever reads finds all of the last or all of this."""
     anew = path.with_name(f"{path.name}.tmp")  # always the same: one that a kill leaves is taken by the next
-    with fresh(anew, mode) as file:
-        file.write(data)
-    anew.replace(path)
+    with _naming(str(path)):
+        try:
+            with fresh(anew, mode) as file:
+                file.write(data)
+            anew.replace(path)
+        except OSError:
+            with suppress(OSError):
+                anew.unlink()
+            raise
 
 
 def opened(path: Path, *, through_link: bool = False) -> BinaryIO:

@@ -19,7 +19,7 @@ from typing import Any, Unpack
 from skerry.addresses import is_of_this_machine, place_of
 from skerry.core.messages import PROTOCOL, Outcome, Refused, Status
 from skerry.core.vocabulary import LOCAL_ADMIN
-from skerry.errors import ProtocolError, WireError, one_line
+from skerry.errors import AddressInUse, ProtocolError, WireError, one_line
 from skerry.wire import frames, handshake
 from skerry.wire.connection import Connection, Outgoing, Role, address_of, name_of, why
 from skerry.wire.endpoint import Limits, TcpEndpoint
@@ -419,7 +419,7 @@ def _listen(host: str, port: int, objection: str) -> socket.socket:
             return _bound(family, address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise WireError(f"{where} is in use: stop what listens there, or pass another port") from None
+                raise AddressInUse(f"{where} is in use: stop what listens there, or pass another port") from None
             trouble = why(error)
     raise WireError(f"cannot listen on {where}: {trouble}")
 
