@@ -161,6 +161,17 @@ def test_a_syncer_whose_port_is_taken_for_a_while_is_brought_back(run, monkeypat
     assert run.status["address"] == f"127.0.0.1:{run.port}" and run.status["epoch"] == 2
 
 
+def test_a_port_that_is_taken_from_the_beginning_is_refused_at_once(tmp_path):
+    """Somebody chose it, and wants to hear of it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ["--genesis", str(write_genesis(tmp_path / "genesis.safetensors")), *OPTIONS]
+        run = Watched(tmp_path / "run", [], [], syncer_arguments=arguments, asked_port=port)
+        with pytest.raises(RunFailed, match=f":{port} is in use: "):
+            run.watch(lambda run: None)
+    assert not run.crashes
+
+
 def test_a_syncer_whose_log_cannot_be_written_any_more_ends_the_run_in_a_line_that_names_it(run, monkeypatch):
     """As on a disk that is read-only now: it would be started again and again, and nobody would hear why."""
     monkeypatch.setattr(supervisor, "RESTART_S", 0.0)
