@@ -7,11 +7,14 @@ what lies beside them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from multiprocessing.context import SpawnContext
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 
-SAFE = "-P"
+SAFE, SAFE_VARIABLE = "-P", "PYTHONSAFEPATH"
 
 
 def module_argv(module: str, *words: str, python: str = "") -> list[str]:
@@ -23,7 +26,32 @@ def code_argv(code: str, *words: str, python: str = "") -> list[str]:
     return [python or sys.executable, SAFE, "-c", code, *words]
 
 
-def spawning() -> SpawnContext:
-    """For a process that starts only our own: what multiprocessing starts is told nothing but by the environment."""
-    os.environ["PYTHONSAFEPATH"] = "1"
-    return SpawnContext()
+@contextlib.contextmanager
+def _safely() -> Iterator[None]:
+    """What multiprocessing starts is told nothing but by the environment, which is as it was again behind it."""
+    before = os.environ.get(SAFE_VARIABLE)
+    os.environ[SAFE_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_VARIABLE]
+        else:
+            os.environ[SAFE_VARIABLE] = before
+
+
+class Spawned(SpawnProcess):
+    def start(self) -> None:
+        with _safely():
+            super().start()
+
+
+class Spawning(SpawnContext):
+    """For processes that start only our own."""
+
+    Process = Spawned
+
+    def __init__(self) -> None:
+        super().__init__()
+        with _safely():  # the process that looks after locks, which would begin with the first of them
+            resource_tracker.ensure_running()

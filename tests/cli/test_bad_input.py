@@ -281,7 +281,7 @@ def test_a_model_that_finds_no_room_is_refused_before_anything_is_made(monkeypat
     """In the words of the syncer, with the numbers."""
     train = ("train", "--minutes", "1", "--model", "tiny", "--out", "mine")
     monkeypatch.setattr("skerry.run.room.free_disk", lambda root: 1000)
-    line = refused(*train, code=75)
+    line = refused(*train)
     assert line.startswith("a model of 104,216 parameters needs ")
     assert line.endswith(" of disk in mine, 1 kB are free: choose a larger disk")
     monkeypatch.setattr("skerry.run.room.free_memory", lambda: 1000)
@@ -748,13 +748,16 @@ def test_export_to_a_full_disk_is_one_line_and_leaves_no_half_a_model(tmp_path, 
     assert not [path for path in folder.iterdir() if path.name != "filler"]
 
 
-@pytest.mark.parametrize("words", [["report", "--out"], ["fork"]], ids=lambda words: words[0])
-def test_what_there_is_no_room_for_may_be_said_again_later_and_leaves_nothing(small_disk, stopped_run, words):
+@pytest.mark.parametrize(("words", "code"), [(["report", "--out"], 75), (["fork"], 2)], ids=["report", "fork"])
+def test_what_there_is_no_room_for_is_refused_with_the_next_step_and_leaves_nothing(
+    small_disk, stopped_run, words, code
+):
+    """A fork is refused before anything is written, with how much it needs."""
     if not small_disk:
         pytest.skip("may not mount a small disk here")
     fill(small_disk / "filler")
     done = skerry(words[0], stopped_run, *words[1:], small_disk / "made")
-    assert done.returncode == 75 and "free" in one_line(done.stderr)
+    assert done.returncode == code and "free" in one_line(done.stderr)
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from node.pair import Pair, config_of
 from skerry.algo.fragments import Tensor, layout_of, split
-from skerry.errors import DiskFull
+from skerry.errors import Refusal
 from skerry.run import room
 
 FRAGMENTS = split(layout_of(Tensor(f"w{n}", (2**20 - 1,)) for n in range(4)), 4)
@@ -37,14 +37,14 @@ def test_what_a_whole_run_records_is_known_from_its_steps(tmp_path, policy):
 def test_a_disk_too_small_for_what_is_recorded_is_told_to_record_less(tmp_path, monkeypatch):
     config = config_of(steps=10_000, store={"record": "full", "keep_every": 0.0})
     monkeypatch.setattr(room, "free_disk", lambda root: sum(room.disk(SIZES, config.store).values()))
-    with pytest.raises(DiskFull, match=r" of disk in .*: with --store.record decisions it fits$"):
+    with pytest.raises(Refusal, match=r" of disk in .*: with --store.record decisions it fits$"):
         room.check(tmp_path, config, FRAGMENTS, is_new=True)
 
 
 def test_a_disk_too_small_for_versions_that_are_kept_by_number_is_told_to_keep_none(tmp_path, monkeypatch):
     config = config_of(steps=10_000, store={"keep_every": 5})
     monkeypatch.setattr(room, "free_disk", lambda root: sum(room.disk(SIZES, config.store).values()))
-    with pytest.raises(DiskFull, match=r" of disk in .*: with --store.keep_every 0 it fits$"):
+    with pytest.raises(Refusal, match=r" of disk in .*: with --store.keep_every 0 it fits$"):
         room.check(tmp_path, config, FRAGMENTS, is_new=True)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from skerry import cli
 from skerry.engines import folder
 from skerry.engines.supervisor import LOCAL
-from skerry.errors import Refusal
+from skerry.errors import Refusal, SkerryError
 from skerry.run.provenance import PROVENANCE, Started, commands_of
 from skerry.run.status import status_of
 
@@ -30,8 +30,14 @@ def command_for(root: Path) -> str:
         return shlex.join(["skerry", "train", "--resume", str(root)])
     if served := _served(root):
         return served
-    had = "" if status_of(root)["serving"] == "new" else "  (with the options it had)"  # a fork has had none
+    had = "" if _is_new(root) else "  (with the options it had)"  # a fork has had none
     return shlex.join(["skerry", "syncer", "--run", str(root)]) + had
+
+
+def _is_new(root: Path) -> bool:
+    with contextlib.suppress(SkerryError):  # where it cannot be read, whoever looks at it says so
+        return bool(status_of(root)["serving"] == "new")
+    return False
 
 
 def launched(record: folder.Record, root: Path) -> str:

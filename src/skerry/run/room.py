@@ -28,7 +28,7 @@ from skerry.algo.fragments import Fragment
 from skerry.config import Config
 from skerry.config import Store as Keeping
 from skerry.core.schedule import sync_every_in
-from skerry.errors import DiskFull, Refusal
+from skerry.errors import Refusal
 from skerry.node.syncer import DELTAS_BYTES, merges_at_once
 from skerry.store.journal import JOURNAL, file_bytes
 from skerry.store.store import FILES
@@ -117,7 +117,7 @@ def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: boo
     needed, free = _on_disk(sizes, config) + fixed_bytes, free_disk(root)
     if needed > free:
         less = _less(config, sizes, free - fixed_bytes)
-        raise DiskFull(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
+        raise Refusal(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
     if not config.run.steps and (more := round(MERGES * sum(_a_version(sizes, config).values()) / len(sizes))):
         grows = f"records and kept versions grow by up to {size(more)} with {MERGES:,} merges"
         log.info("%s: %s are free, the run needs %s, and its %s", root, size(free), size(needed), grows)

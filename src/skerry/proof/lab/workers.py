@@ -19,7 +19,7 @@ import msgspec
 
 from skerry.proof.lab.results import decoded
 from skerry.proof.lab.study import Job, Result, Stint
-from skerry.python import spawning
+from skerry.python import Spawning
 
 TELL_S = 0.2  # between two words of a worker on its progress
 LOOK_S = 1.0  # between two looks at workers that may have died in silence
@@ -95,7 +95,7 @@ class _Worker:
     job: Job
 
     def __init__(self, device: str, run: Run | None) -> None:
-        context = spawning()
+        context = Spawning()
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, device, run))
         with _no_interrupt():

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import active_children
 
 from skerry.proof.chaos.plan import FaultPlan
 from skerry.proof.sim.scenario import draw, under
 from skerry.proof.sim.world import World
-from skerry.python import spawning
+from skerry.python import Spawning
 from skerry.shell.signals import end_with
 
 CHUNK = 20  # seeds handed to a process at a time
@@ -134,12 +135,18 @@ def run_seeds(
     chunk = max(1, min(CHUNK, len(seeds) // (4 * jobs)))
     chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     # Spawned, not forked: a fork of a process with threads (the progress bar's) may hang.
-    with ProcessPoolExecutor(jobs, spawning(), _begin, (os.getpid(),)) as pool:
-        for outcomes in pool.map(partial(_run_chunk, tensors, plan), chunks):
-            for outcome in outcomes:
-                result.add(outcome)
-            result.seconds = time.monotonic() - began
-            show(result)
+    with ProcessPoolExecutor(jobs, Spawning(), _begin, (os.getpid(),)) as pool:
+        try:
+            for outcomes in pool.map(partial(_run_chunk, tensors, plan), chunks):
+                for outcome in outcomes:
+                    result.add(outcome)
+                result.seconds = time.monotonic() - began
+                show(result)
+        except KeyboardInterrupt:  # a chunk may take long, and nobody wants it any more
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.kill()
+            raise
     return result
 
 
