@@ -69,12 +69,18 @@ def test_a_model_is_of_one_learner_at_a_time(syncer, tmp_path):
 # ---------------------------------------------------------------------------------------------- leaving
 
 
+def seen_of(syncer, name):
+    """The life and the state of a learner by the last status, which may be from before it came."""
+    one = syncer.status["learners"].get(name, {})
+    return one.get("life"), one.get("state")
+
+
 def test_a_leaving_is_on_the_tape_and_the_next_process_of_the_name_is_no_recovery(syncer, tmp_path):
     for life in (1, 2):
         arrays, learner = learner_of(syncer, tmp_path)
         take(learner, arrays, 37)
         learner.close()
-        until(lambda: syncer.status["learners"]["here"]["state"] == "left", f"life {life} to have left")
+        until(lambda: seen_of(syncer, "here") == (life, "left"), f"life {life} to have left")  # noqa: B023
     syncer.signal(signal.SIGTERM)
     assert syncer.wait() == 0
     assert syncer.said.count("here left in order (37 steps handed over)") == 2
