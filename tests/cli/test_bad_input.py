@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from functools import partial
@@ -340,6 +341,15 @@ def test_export_of_nothing_and_to_nowhere(folder, refused, stopped_run):
     assert "empty holds no run: check the path" in refused("export", "empty")
     assert "--out empty: is a folder; name a file in it" in refused("export", stopped_run, "--out", "empty")
     assert "--out nosuch/model: nosuch is not a folder" in refused("export", stopped_run, "--out", "nosuch/model")
+
+
+def test_what_is_no_file_is_not_replaced_by_one(folder, refused, stopped_run):
+    """Somebody who wants no file names the machine's null device, and root could put a file in its place."""
+    (folder / "link").symlink_to("/dev/null")
+    os.mkfifo(folder / "pipe")
+    for name in ("link", "pipe"):
+        assert f"--out {name}: is a link, a device or a pipe" in refused("export", stopped_run, "--out", name)
+    assert (folder / "link").is_symlink() and stat.S_ISFIFO((folder / "pipe").stat().st_mode)
 
 
 def test_a_genesis_that_is_no_model(folder, refused):

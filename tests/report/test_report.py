@@ -177,6 +177,7 @@ def test_a_broken_invariant_is_shown_and_a_report_made(troubled):  # noqa: F811
         (["run", "run", "run"], "give one, or two to compare"),
         (["run", "--json", "--out", "x.html"], "give one of them"),
         (["run", "--out", "folder"], "is a folder"),
+        (["run", "--out", "link"], "is a link, a device or a pipe"),
         (["run", "--out", "no/such/place.html"], "is not a folder"),
         (["run", "--sync.quorum", "2"], "nothing is configured here"),
     ],
@@ -184,6 +185,7 @@ def test_a_broken_invariant_is_shown_and_a_report_made(troubled):  # noqa: F811
 def test_what_cannot_be_is_refused_in_one_line(troubled, tmp_path, monkeypatch, capsys, words, said):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("/dev/null")
     code, _, err = called(capsys, "report", *words)
     assert code == 2 and said in err and err.count("\n") == 1
 

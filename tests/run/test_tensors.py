@@ -1,5 +1,8 @@
 """safetensors by the piece: the library's own bytes, and numbers rounded as torch rounds them."""
 
+import os
+import stat
+
 import numpy as np
 import pytest
 import torch
@@ -50,3 +53,13 @@ def test_numbers_are_rounded_as_torch_does_it(dtype, kind):
     theirs = torch.from_numpy(values).to(kind)
     np.testing.assert_array_equal(ours, theirs.view(torch.uint8).numpy())
     np.testing.assert_array_equal(widened(ours.tobytes(), dtype), theirs.float().numpy())
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file_and_nothing_is_left_beside_it(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(OSError, match="is a device or a pipe"), written(path):
+            raise AssertionError
+    assert stat.S_ISFIFO(pipe.lstat().st_mode) and link.is_symlink() and len(list(tmp_path.iterdir())) == 2

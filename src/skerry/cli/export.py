@@ -7,6 +7,8 @@ transformers' from_pretrained loads it, --adapter as PEFT loads an adapter.
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -184,6 +186,8 @@ def check_out(root: Path, out: Path) -> None:
     """Refuse a name under which no model of the run in `root` can be written, or only over a part of some run."""
     if out.is_dir():
         raise Refusal(f"--out {out}: is a folder; name a file in it")
+    if os.path.lexists(out) and not stat.S_ISREG(out.lstat().st_mode):
+        raise Refusal(f"--out {out}: is a link, a device or a pipe, which a file would take the place of; name a file")
     if not out.parent.is_dir():
         raise Refusal(f"--out {out}: {out.parent} is not a folder")
     if part := part_at(root, out):

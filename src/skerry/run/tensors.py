@@ -7,6 +7,7 @@ not at all, and has the bytes that the library would write (tested).
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -133,6 +134,8 @@ def written(path: Path) -> Iterator[BufferedRandom]:
 
     The name that it has until then is its own: another process may be writing the same.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # which this would take the place of
+        raise OSError(errno.EINVAL, "is a device or a pipe, and no file", str(path))
     remove_left(path)
     anew = temporary(path)
     try:
