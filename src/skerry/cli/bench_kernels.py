@@ -28,9 +28,9 @@ THREADS = Kind(count, 1, 1024)
 def run_merge(words: Sequence[str]) -> int:
     parser = cli.Parser(
         prog="skerry bench merge",
-        description="What a merge takes without network and disk: contributions in memory become the next version. As "
-        "many fragments as the most threads are merged, by pools of each number of threads in turn; in between as many "
-        "threads copy memory.",
+        description="What a merge takes without network and disk: contributions in memory become the next version. The "
+        "fragments of a small model, or one for each of the most threads, are merged by pools of each number of "
+        "threads in turn; in between as many threads copy memory.",
     )
     add = parser.add_argument
     add(

@@ -29,7 +29,7 @@ def test_every_size_rule_and_number_of_threads_has_a_row(rows):
     assert [(row.parameters, row.rule, row.threads) for row in rows] == [
         (size, rule, threads) for size in LOAD.sizes for rule in LOAD.rules for threads in LOAD.threads
     ]
-    assert {(row.codec, row.learners, row.fragments) for row in rows} == {("int4", 3, 2)}
+    assert {(row.codec, row.learners, row.fragments) for row in rows} == {("int4", 3, 24)}
 
 
 def test_what_is_told_of_a_merge_hangs_together(rows):
@@ -40,8 +40,13 @@ def test_what_is_told_of_a_merge_hangs_together(rows):
         assert per_parameter == pytest.approx(3 * 0.53125 + 24 + 2 + 0.53125, rel=0.05)  # padded, the small one more
 
 
+def test_a_round_has_as_much_for_each_of_the_most_threads_and_no_more_than_it_needs():
+    load = merge.Load(sizes=(), rules=(), codecs=(), threads=(1, 2, 5), learners=1)
+    assert [load.fragments(size) for size in (1_000, 450_000, 4_000_000, 16_000_000)] == [20, 20, 5, 5]
+
+
 def test_versions_follow_each_other():
-    (work, _) = merge._works(LOAD, 3_000, "rda", "int4")
+    work, *_ = merge._works(LOAD, 3_000, "rda", "int4")
     before = [array.copy() for array in work.version]
     taken = work.merge()
     assert taken.close_s > 0 and set(taken.cpu_s) == set(merge.STAGES)

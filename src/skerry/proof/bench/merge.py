@@ -31,6 +31,7 @@ from skerry.proof.bench.reference import ROUNDS, Spread, Tell, check_memory, cop
 STAGES = ("inspect", "merge", "advance", "hash")
 DELTA_CODEC = "bf16"
 STEP = OuterStep("nesterov", 0.4, 0.85)
+ROUND_PARAMETERS, ROUND_FRAGMENTS = 10_800_000, 24  # of a few short merges at once most would be threads that wake
 DRIFT = 1e-3  # about as far as a parameter goes in a round
 
 T = TypeVar("T")
@@ -45,10 +46,10 @@ class Load(Struct, frozen=True):
     threads: tuple[int, ...]
     learners: int  # contributions to a merge
 
-    @property
-    def fragments(self) -> int:
-        """As many as the most threads can merge at once; so is the work the same for any number of threads."""
-        return max(self.threads)
+    def fragments(self, size: int) -> int:
+        """A small model's, and as many for each of the most threads: the work is the same for any number of them."""
+        wanted, most = min(ROUND_FRAGMENTS, ROUND_PARAMETERS // size), max(self.threads)
+        return most * max(1, wanted // most)
 
 
 class Row(Struct, frozen=True):
@@ -97,7 +98,7 @@ def measure(load: Load, tell: Tell) -> list[Row]:
 def _needed_bytes(load: Load, size: int) -> float:
     """Values, what they become and a copy's target; contributions; and what they were drawn from."""
     contributions = max(load.learners * codecs.payload_bytes(codec, padded(size)) for codec in load.codecs)
-    return load.fragments * (28 * size + contributions) + 8 * size
+    return load.fragments(size) * (28 * size + contributions) + 8 * size
 
 
 def _rows(load: Load, size: int, rule: str, codec: str) -> list[Row]:
@@ -175,11 +176,12 @@ class _Stages:
 
 def _works(load: Load, size: int, rule: str, codec: str) -> list[_Work]:
     """Fragments of this size; each learner's contribution is the same numbers in another place."""
-    layout = even(size * load.fragments, load.fragments)
+    count = load.fragments(size)
+    layout = even(size * count, count)
     drawn = np.random.default_rng(0).standard_normal(size, np.float32) * np.float32(DRIFT)
     arrays = Arrays()
     works = []
-    for fragment in split(layout, load.fragments):
+    for fragment in split(layout, count):
         flat = np.zeros(fragment.size, np.float32)
         payloads = []
         for learner in range(load.learners):
