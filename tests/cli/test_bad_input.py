@@ -143,6 +143,8 @@ def test_an_unknown_command_lists_the_known_ones(refused):
         (["syncer"], "required: --run"),
         (["bench", "learner", "--ranks", "2"], "--ranks 2: it is how many processes an --island has, two or more"),
         (["bench", "learner", "--island", "ddp", "--ranks", "1"], "two or more"),
+        (["bench", "learner", "--cores", "4096"], "--cores 4096: of the"),
+        (["bench", "learner", "--island", "ddp", "--cores", "1"], "it is for a learner of one process"),
         (
             ["bench", "learner", "--island", "fsdp", "--device", "cuda"],
             "--device cuda: an --island is measured on the CPU",

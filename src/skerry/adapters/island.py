@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from skerry.adapters.ranks import gone
 from skerry.adapters.shards import is_sharded
-from skerry.adapters.ways import Way, way_for
+from skerry.adapters.ways import Flat, Way, way_for
 from skerry.errors import ConfigError, ModelError
 from skerry.node.cells import Cell
 
@@ -49,10 +49,9 @@ class Island:
     def way(self, device: torch.device, cell: Cell) -> Way:
         return SpeakersWay(self, way_for(device, cell)) if self.is_speaker else FollowersWay(self, device)
 
-    def spread(self, flat: Tensor) -> Tensor:
+    def spread(self, flat: Tensor) -> None:
         with _lost():
             dist.broadcast(flat, self.speaker, self.group)
-        return flat
 
     def collect(self, flat: Tensor) -> None:
         if self.is_sharded:
@@ -133,22 +132,24 @@ class SpeakersWay:
 
     def __init__(self, island: Island, way: Way) -> None:
         self._island, self._way = island, way
-        self._flat: Tensor | None = None
+        self._flat: Flat | None = None
 
     def meet(self, cells: Sequence[Cell]) -> None:
         self._way.meet(cells)
 
-    def room(self, cell: Cell, size: int) -> Tensor:
+    def room(self, cell: Cell, size: int) -> Flat:
         self._flat = self._way.room(cell, size)
         return self._flat
 
     def up(self, cell: Cell, size: int, mark: int) -> None:
         assert self._flat is not None
-        self._island.collect(self._flat)
+        self._island.collect(self._flat.values)
         self._way.up(cell, size, mark)
 
-    def down(self, cell: Cell, size: int, mark: int) -> Tensor:
-        return self._island.spread(self._way.down(cell, size, mark))
+    def down(self, cell: Cell, size: int, mark: int) -> Flat:
+        flat = self._way.down(cell, size, mark)
+        self._island.spread(flat.values)
+        return flat
 
     def done(self, cell: Cell, mark: int) -> None:
         self._way.done(cell, mark)
@@ -164,16 +165,18 @@ class FollowersWay:
     def meet(self, cells: Sequence[Cell]) -> None:
         """They are the speaker's."""
 
-    def room(self, cell: Cell, size: int) -> Tensor:
+    def room(self, cell: Cell, size: int) -> Flat:
         if self._flat.numel() < size:
             self._flat = self._flat.new_empty(size)
-        return self._flat[:size]
+        return Flat(self._flat[:size])
 
     def up(self, cell: Cell, size: int, mark: int) -> None:
         self._island.collect(self._flat[:size])
 
-    def down(self, cell: Cell, size: int, mark: int) -> Tensor:
-        return self._island.spread(self.room(cell, size))
+    def down(self, cell: Cell, size: int, mark: int) -> Flat:
+        flat = self.room(cell, size)
+        self._island.spread(flat.values)
+        return flat
 
     def done(self, cell: Cell, mark: int) -> None:
         """What is used of it next is so in order, on the training stream."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import is_
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -26,7 +27,7 @@ from skerry.adapters.learner import BaseLearner, Options
 from skerry.adapters.precision import Masters, Precision, asked
 from skerry.adapters.roles import rank_of
 from skerry.adapters.shards import Piece, fsdp_modules, reshard, shares_of
-from skerry.adapters.ways import Way, way_for
+from skerry.adapters.ways import Flat, Way, way_for
 from skerry.algo.fragments import Fragment, Layout, Slot, Tensor, layout_of, parts
 from skerry.core.messages import Frozen
 from skerry.errors import ConfigError
@@ -140,6 +141,25 @@ class Learner(BaseLearner):
         return replace(where, ramp=1.0) if self._is_restored else where
 
 
+class Pieces:
+    """What a fragment's slots hold of these tensors, for one use: views of them, and where each lies in it."""
+
+    def __init__(
+        self, key: tuple[str, int], full: list[torch.Tensor | None], placed: list[tuple[Piece, slice]]
+    ) -> None:
+        self.full = full
+        self.parts = [piece.values for piece, _ in placed]
+        self.size = sum(part.numel() for part in self.parts)
+        self._key, self._placed = key, placed
+
+    def views(self, flat: Flat) -> list[torch.Tensor]:
+        """Of their places in the flat fragment."""
+        kept = flat.views.get(self._key)
+        if kept is None or kept[0] is not self:
+            kept = flat.views[self._key] = (self, [piece.of(flat.values[at]) for piece, at in self._placed])
+        return kept[1]
+
+
 class TorchParameters:
     """Carries a model's parameters, as flat fragments, to and from cells; and its optimizer's state."""
 
@@ -157,6 +177,7 @@ class TorchParameters:
         self._optimizers = optimizers_of(model, optimizer, masters)
         self._way_for = way_for if island is None else island.way
         self._ways: dict[torch.device, Way] = {}
+        self._kept: dict[tuple[str, int], Pieces] = {}
         self.read_buffers = ChangedBuffers(model)
         self.frozen: Frozen = None  # what the syncer is told of the parameters that are not trained
 
@@ -182,12 +203,13 @@ class TorchParameters:
     def read(self, fragment: Fragment, cell: Cell, mark: int) -> None:
         way = self._way(self._device_of(fragment), cell)
         flat = way.room(cell, fragment.size)
-        flat.zero_()  # what lies between tensors too, and what other ranks have
         slots = [slot for slot in fragment.slots if self._is_read(slot)]
-        parts, views = self._parts(slots, flat)
-        if parts:
-            torch._foreach_copy_(views, parts)
-        for part, rest, view in self._rounded_parts(slots, flat):
+        pieces = self._pieces_of("read", fragment, slots)
+        if pieces.size < fragment.size:
+            flat.values.zero_()  # what lies between tensors too, and what other ranks have
+        if pieces.parts:
+            torch._foreach_copy_(pieces.views(flat), pieces.parts)
+        for part, rest, view in self._rounded_parts(slots, flat.values):
             torch.add(part, rest, out=view)
         way.up(cell, fragment.size, mark)
 
@@ -211,10 +233,10 @@ class TorchParameters:
         """In float32, of which each parameter gets what it can hold."""
         way = self._way(self._device_of(fragment), cell)
         flat = way.down(cell, fragment.size, mark)
-        parts, views = self._parts(fragment.slots, flat)
-        if parts:
-            change(parts, views)
-        for part, rest, view in self._rounded_parts(fragment.slots, flat):
+        pieces = self._pieces_of("change", fragment, fragment.slots)
+        if pieces.parts:
+            change(pieces.parts, pieces.views(flat))
+        for part, rest, view in self._rounded_parts(fragment.slots, flat.values):
             exact = part + rest
             change([exact], [view])
             part.copy_(exact)
@@ -236,11 +258,15 @@ class TorchParameters:
             self._ways[device] = self._way_for(device, cell)
         return self._ways[device]
 
-    def _parts(self, slots: Sequence[Slot], flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views of what these slots hold of float32 parameters and masters, and of their places in the flat one."""
-        found = [(slot, self._precision.full(slot.name)) for slot in slots]
-        pieces = [each for slot, full in found if full is not None for each in self._pieces(slot, full)]
-        return [piece.values for piece, _ in pieces], [piece.of(flat[at]) for piece, at in pieces]
+    def _pieces_of(self, use: str, fragment: Fragment, slots: Sequence[Slot]) -> Pieces:
+        """What these slots, for one use always the same, hold of float32 parameters and masters."""
+        full = [self._precision.full(slot.name) for slot in slots]
+        kept = self._kept.get((use, fragment.index))
+        if kept is None or len(kept.full) != len(full) or not all(map(is_, kept.full, full)):
+            found = [self._pieces(slot, each) for slot, each in zip(slots, full, strict=True) if each is not None]
+            kept = Pieces((use, fragment.index), full, [each for pieces in found for each in pieces])
+            self._kept[use, fragment.index] = kept
+        return kept
 
     def _rounded_parts(
         self, slots: Sequence[Slot], flat: torch.Tensor

@@ -25,7 +25,7 @@ from skerry.cli import bench_kernels, bench_processes
 from skerry.cli.bench_tables import PARAMETERS, bytes_text, refuse_overrides, tell
 from skerry.errors import Refusal
 from skerry.shell.learner import STATES
-from skerry.text import Kind, count, mbit_per_s, milliseconds, number, seconds, size
+from skerry.text import Kind, count, counted, mbit_per_s, milliseconds, number, seconds, size
 from skerry.train.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ def _learner(words: Sequence[str]) -> int:
     parser.add_argument("--state", choices=STATES, help="where the learner's state is (or SKERRY_STATE)")
     parser.add_argument("--island", choices=["ddp", "fsdp"], default="", help="several processes as one learner")
     parser.add_argument("--ranks", type=int, default=0, help="how many (2)")
+    parser.add_argument(
+        "--cores", type=cli.typed(CORES), default=0, metavar="C", help="for the loop alone (0: all share all)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
@@ -80,6 +83,8 @@ def _learner(words: Sequence[str]) -> int:
         raise Refusal(f"--ranks {options.ranks}: it is how many processes an --island has, two or more")
     if options.island and options.device != "cpu":
         raise Refusal(f"--device {options.device}: an --island is measured on the CPU, with gloo")
+    if options.island and options.cores:
+        raise Refusal(f"--cores {options.cores:g}: it is for a learner of one process, not for an --island")
     if min(options.steps, options.pairs, options.batch) < 1:
         raise Refusal("--steps, --pairs, --batch: give numbers above zero")
     cli.need("torch", "torch", "skerry bench learner")
@@ -87,15 +92,17 @@ def _learner(words: Sequence[str]) -> int:
 
     where = (options.device, options.node, options.state)
     ranks = (options.ranks or 2) if options.island else 1
-    found = measure(options.model, options.steps, options.pairs, options.batch, *where, options.island, ranks)
+    sizes = (options.model, options.steps, options.pairs, options.batch)
+    found = measure(*sizes, *where, options.island, ranks, int(options.cores))
     cli.tell(found, options.json, _show_attached)
     return 0
 
 
 def _show_attached(found: Attached) -> None:
+    alone = f", {counted(found.cores, 'core')} for the loop alone" if found.cores else ""
     print(
-        f"attached / plain: {found.ratio:.3f} (from {found.ratio_min:.3f} to {found.ratio_max:.3f} "
-        f"over {found.pairs} pairs of {found.steps} steps, node in a {found.node}, state on the {found.state})\n"
+        f"attached / plain: {found.ratio:.3f} (from {found.ratio_min:.3f} to {found.ratio_max:.3f} over "
+        f"{found.pairs} pairs of {found.steps} steps, node in a {found.node}, state on the {found.state}{alone})\n"
         f"plain {found.plain_tokens_per_s:,.0f} tokens/s, attached {found.attached_tokens_per_s:,.0f}; "
         f"{found.merges} merges meanwhile"
     )

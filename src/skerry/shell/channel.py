@@ -69,6 +69,8 @@ class Channel:
                     self.is_over = True
                     break
                 self._incoming += data
+                if len(data) < READ_BYTES:
+                    break  # that was all: to be told so by the system costs as much again
         except BlockingIOError:
             pass
         except OSError:

@@ -212,7 +212,7 @@ class LearnerShell:
         if self.training.is_forwarding:  # known since the boundary: `must_stand` would read the mailbox once more
             self._fast_forward()
         self._check()
-        return self.is_running
+        return self.training.wants_steps  # as of this boundary's look into the mailbox: another costs as much again
 
     def _fast_forward(self) -> None:
         """Stand while one is half done, and say so where that takes long."""

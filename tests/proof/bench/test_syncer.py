@@ -145,10 +145,10 @@ def test_cpu_that_no_living_named_thread_accounts_for_is_the_rest():
 def test_syncer_and_learners_share_no_core():
     allowed = os.sched_getaffinity(0)
     division = cores.divided(1)
-    assert len(division.syncer) == 1 and division.syncer | division.learners == allowed
-    assert not division.syncer & division.learners
-    with cores.confined(division.syncer):
-        assert os.sched_getaffinity(0) == division.syncer
+    assert len(division.own) == 1 and division.own | division.others == allowed
+    assert not division.own & division.others
+    with cores.confined(division.own):
+        assert os.sched_getaffinity(0) == division.own
     assert os.sched_getaffinity(0) == allowed
 
 

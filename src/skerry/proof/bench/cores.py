@@ -14,10 +14,10 @@ REST = "other"  # threads without a name, or that are gone
 
 
 class Cores(NamedTuple):
-    """Who runs where; None: on any core."""
+    """Who runs where, what is measured and the others; None: on any core."""
 
-    syncer: set[int] | None = None
-    learners: set[int] | None = None
+    own: set[int] | None = None
+    others: set[int] | None = None
 
 
 def can_pin() -> bool:
@@ -25,12 +25,12 @@ def can_pin() -> bool:
 
 
 def divided(count: int) -> Cores:
-    """So many cores for the syncer and the others for the learners; for 0, or where nothing can be pinned, no rule."""
+    """So many cores for what is measured, the rest for the others; for 0, or where nothing can be pinned, no rule."""
     if not count or not can_pin():
         return Cores()
     allowed = sorted(os.sched_getaffinity(0))
     if count >= len(allowed):
-        raise Refusal(f"--cores {count}: of the {len(allowed)} cores here at least one must be left to the learners")
+        raise Refusal(f"--cores {count}: of the {len(allowed)} cores here at least one must be left to the others")
     return Cores(set(allowed[:count]), set(allowed[count:]))
 
 

@@ -73,7 +73,7 @@ def measure(job: Job, hostile: int, tell: Tell, kinds: tuple[Flood, ...] = FLOOD
             local.token_file = Path(folder) / "token"
             local.token_file.touch(0o600)
             local.token_file.write_text(secrets.token_hex(32))
-        with local.ends_everything(), cores.confined(job.division.learners):
+        with local.ends_everything(), cores.confined(job.division.others):
             flooded = tuple(_Floods(job, local, tell).run_all(hostile, kinds))
     return Found(
         learners=job.load.learners,
@@ -95,7 +95,7 @@ class _Floods(Bench):
         names = [hostile_name(index) for index in range(hostile)] if self.load.tls else []
         self._keys = tuple(map(str, key_files(self.local.run_dir, names)))
         self._guessed = tuple(map(str, key_files(self.local.run_dir.parent / "another", names)))
-        with cores.confined(self.division.syncer):
+        with cores.confined(self.division.own):
             self.local.start_syncer()
         with self.swarm() as swarm:
             self.join(swarm)

@@ -1,7 +1,9 @@
 """What attaching to a syncer costs a training loop: plain and attached stretches, in alternation, in one process.
 
-Both run the same model, optimizer and data, free of any pacing. The syncer is a process of its own, and the learner's
-node is where it is in use. Of an island this process is rank 0, and the others (`python -m` this module) do as it does.
+Both run the same model, optimizer and data, free of any pacing. The learner joins once, before the first of them: in a
+plain stretch it is told nothing, so what is beside the loop has nothing to do. The syncer is a process of its own, and
+the learner's node is where it is in use. Of an island this process is rank 0, and the others (`python -m` this module)
+do as it does.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from skerry.train.loop import model_of
 from skerry.train.shapes import shape_of
 
 FIRST_STEPS = 2  # of each stretch, not counted: caches and queues fill
+WARM_STEPS = 20  # before the first stretch: kernels are loaded, and clocks rise
 
 
 class Spread(Struct, frozen=True):
@@ -63,8 +66,9 @@ class Attached(Struct, frozen=True):
     state: str
     island: str
     ranks: int
+    cores: int  # that the loop had for itself; 0: it shared all
     parameters: int
-    trainer_plain_bytes: int | None  # resident before the first attached stretch,
+    trainer_plain_bytes: int | None  # resident before the learner joined,
     trainer_attached_bytes: int | None  # and at the end of the last
     node_peak_bytes: int | None  # of a node process
     merges: int
@@ -83,6 +87,7 @@ class Job(Struct, frozen=True):
     state: str | None = None
     island: Literal["", "ddp", "fsdp"] = ""
     ranks: int = 1
+    cores: int = 0  # for the loop alone
     address: str = ""  # of the syncer
     meet: str = ""  # the file by which ranks meet
 
@@ -97,17 +102,19 @@ def measure(
     state: str | None,
     island: Literal["", "ddp", "fsdp"] = "",
     ranks: int = 1,
+    own_cores: int = 0,
 ) -> Attached:
     """Pairs of a plain and an attached stretch of `steps` steps; every second pair has them the other way round."""
+    shared = cores.divided(own_cores)
     config = Config(
         run=Run(learners=1, steps=10**9),
         model=Model(preset=model_preset),
         data=Data(batch=batch),
         sync=Sync(num_fragments=24, quorum=1, policy="fixed"),  # one a step, whatever the model's size
     )
-    with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder, _syncer(config, Path(folder)) as local:
+    with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder, _syncer(config, Path(folder), shared) as local:
         where = (f"127.0.0.1:{local.port}", f"{folder}/meet")
-        job = Job(config, steps, pairs, device, node, state, island, ranks, *where)
+        job = Job(config, steps, pairs, device, node, state, island, ranks, own_cores, *where)
         with _other_ranks(job):
             loop, trainer_plain_bytes, plain, attached, seen = take(job, 0)
         local.read_status()
@@ -127,40 +134,40 @@ def measure(
         steps=steps,
         model=model_preset,
         device=device,
-        node=seen[-1].node,
-        state=seen[-1].state,
+        node=seen.node,
+        state=seen.state,
         island=island,
         ranks=ranks,
+        cores=own_cores,
         parameters=sum(p.numel() for p in loop.model.parameters()),
         trainer_plain_bytes=trainer_plain_bytes,
-        trainer_attached_bytes=seen[-1].trainer_bytes,
-        node_peak_bytes=seen[-1].node_bytes,
+        trainer_attached_bytes=seen.trainer_bytes,
+        node_peak_bytes=seen.node_bytes,
         merges=status["merges"],
         bytes_up=status["bytes_in"],
         bytes_down=status["bytes_out"],
     )
 
 
-def take(job: Job, rank: int) -> tuple[_Loop, int | None, list[list[float]], list[list[float]], list[_Seen]]:
+def take(job: Job, rank: int) -> tuple[_Loop, int | None, list[list[float]], list[list[float]], _Seen]:
     """All stretches, as one rank: the loop, its memory before, the seconds of plain and attached steps, what it saw."""
     loop = _Loop(job, rank)
-    trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")
     plain: list[list[float]] = []
     attached: list[list[float]] = []
-    seen: list[_Seen] = []
-
-    def attach() -> None:
-        given = (loop.model, loop.inner.optimizer, job.address)
-        with Learner(*given, name="bench", node=job.node, state=job.state) as learner:
-            attached.append(loop.stretch(job.steps, learner))
-            seen.append(_seen(learner))
-
-    for pair in range(job.pairs):
-        for is_attached in (False, True) if pair % 2 == 0 else (True, False):
-            if is_attached:
-                attach()
-            else:
-                plain.append(loop.stretch(job.steps, None))
+    own, others = cores.divided(job.cores)
+    with cores.confined(own):
+        loop.stretch(WARM_STEPS, None)
+    trainer_plain_bytes = cores.memory_bytes(os.getpid(), "VmRSS")
+    with cores.confined(others):  # which what runs beside the loop keeps
+        learner = Learner(loop.model, loop.inner.optimizer, job.address, name="bench", node=job.node, state=job.state)
+    with learner, cores.confined(own):
+        loop.stretch(WARM_STEPS, learner)
+        loop.boundaries.clear()
+        for pair in range(job.pairs):
+            for is_attached in (False, True) if pair % 2 == 0 else (True, False):
+                took = loop.stretch(job.steps, learner if is_attached else None)
+                (attached if is_attached else plain).append(took)
+        seen = _seen(learner)
     loop.end()
     return loop, trainer_plain_bytes, plain, attached, seen
 
@@ -257,9 +264,10 @@ def _shared(model: GPT, job: Job, rank: int) -> Any:
 
 
 class _syncer:
-    """A syncer over a fresh run directory, as a child process."""
+    """A syncer over a fresh run directory, as a child process, on the cores that are not the loop's."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, shared: cores.Cores) -> None:
+        self._others = shared.others
         file = folder / "config.toml"
         file.write_text(_toml(msgspec.json.decode(encode(config))))
         self.local = LocalRun(folder / "run", [], [], syncer_arguments=["--config", str(file)])
@@ -267,7 +275,8 @@ class _syncer:
     def __enter__(self) -> LocalRun:
         self._ends = self.local.ends_everything()
         self._ends.__enter__()
-        self.local.start_syncer()
+        with cores.confined(self._others):
+            self.local.start_syncer()
         return self.local
 
     def __exit__(self, *error: Any) -> None:

@@ -199,7 +199,7 @@ def measure(job: Job, tell: Tell) -> Measured:
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
         local = LocalRun(Path(folder), [], [], ["--keys"] if job.load.tls else [])
         create(local.run_dir, job.config, job.layout)
-        with local.ends_everything(), cores.confined(job.division.learners):
+        with local.ends_everything(), cores.confined(job.division.others):
             return Bench(job, local, tell).run()
 
 
@@ -232,7 +232,7 @@ class Bench:
         self._told_at = float("-inf")
 
     def run(self) -> Measured:
-        with cores.confined(self.division.syncer):
+        with cores.confined(self.division.own):
             copied_gb_s = _copied_gb_s()
             self.local.start_syncer()
         idle_bytes = cores.memory_bytes(self.pid, "VmRSS")
@@ -266,7 +266,7 @@ class Bench:
             quorum_to_publish_p99_ms=None if publication_s is None else 1e3 * publication_s.p99,
             rss_bytes_per_parameter=_over(rss_bytes, self.load.parameters),
             load=self.load,
-            pinned=self.division.syncer is not None,
+            pinned=self.division.own is not None,
             seconds=seconds,
             joined=after.joined,
             joined_s=joined_s,

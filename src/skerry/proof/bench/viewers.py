@@ -70,7 +70,7 @@ def measure(job: Job, viewers: int, tell: Tell) -> Found:
     with tempfile.TemporaryDirectory(prefix="skerry-bench-") as folder:
         local = LocalRun(Path(folder), [], [])
         create(local.run_dir, job.config, job.layout)
-        with local.ends_everything(), cores.confined(job.division.learners):
+        with local.ends_everything(), cores.confined(job.division.others):
             alone, watched = _Watched(job, local, tell).run_all(viewers)
     return Found(
         learners=job.load.learners,
@@ -89,7 +89,7 @@ class _Watched(Bench):
     """A load, and viewers beside it now and then."""
 
     def run_all(self, viewers: int) -> tuple[list[Stretch], list[Stretch]]:
-        with cores.confined(self.division.syncer):
+        with cores.confined(self.division.own):
             self.local.start_syncer()
         listener, log = listening(LOOPBACK, 0), self.local.run_dir / "logs" / "page.log"
         with self.swarm() as swarm, Beside(self.local.run_dir, listener, [], log):
