@@ -166,7 +166,7 @@ class Desk:
             )
             for p, (version, mark, order) in enumerate(zip(peer.versions, peer.marks, peer.orders, strict=True))
         )
-        tokens = step * TOKENS_PER_STEP
+        tokens = step * at.get("step_tokens", TOKENS_PER_STEP)
         return self.step(
             Reported(Report(name, peer.life, peer.number, step, tokens, step_s if step else 0.0, state, positions))
         )

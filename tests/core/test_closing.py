@@ -81,3 +81,14 @@ def test_what_comes_when_the_time_is_over_is_not_held():
     desk.machine.rounds.merging.discard(1)
     desk.wait(1.0)
     assert desk.machine.state.phase == "closed"
+
+
+def test_who_left_before_this_process_began_keeps_nobody():
+    """Its last word is on the tape; of one that was lost nobody knows whether it comes back."""
+    for last_word, waits_for in (("left", []), ("training", ["a"])):
+        desk = Desk(config_of({"steps": 10**6}))
+        desk.ready("a", "b")
+        desk.report("a", 0, last_word)
+        desk.start()
+        desk.ready("b")
+        assert CLOSING.unsettled(desk.machine._view()) == [*waits_for, "b"]

@@ -95,6 +95,29 @@ def test_what_was_done_while_nobody_saw_it_is_credited_in_time():
     assert of(desk.arrive(c), Hold)
 
 
+@pytest.mark.parametrize("names", ["ab", "abc"])
+@pytest.mark.parametrize(("steps", "tokens_each"), [(1500, 10), (20, 10**7)], ids=["many steps", "large steps"])
+def test_who_all_did_much_while_no_syncer_was_there_are_believed_beside_each_other(names, steps, tokens_each):
+    """None of them is one that K counts, so none could be measured if only those were."""
+    desk = Desk(config_of({"learners": len(names), "steps": 10**7}))
+    desk.ready(*names)
+    for step in range(1, 8):
+        desk.now += 1.0
+        for name in names:
+            desk.report(name, step)
+    desk.start()
+    for name in names:
+        desk.join(name)
+    for step in range(steps, steps + 6):
+        desk.now += 1.0
+        for name in names:
+            desk.report(name, step, step_tokens=tokens_each)
+    assert desk.machine.roster.ready.keys() == set(names)
+    for name in names:
+        c = replace(desk.contribution(name, 0), to_step=steps, to_tokens=steps * tokens_each)
+        assert of(desk.arrive(c), Hold), f"what {name} brings is refused"
+
+
 def test_before_anybody_was_measured_nobody_ends_a_run_that_has_several_learners():
     desk = Desk(config_of({"learners": 2, "steps": 10**5}))
     desk.ready("a", "liar")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from core.views import contribution, holding, member, view
-from skerry.config import Sync
+from skerry.config import Learner, Sync
 from skerry.core.facts import Decision, Row
 from skerry.core.rounds import Rounds
 
 
 def rounds_of(**sync) -> Rounds:
-    return Rounds(Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, **({"grace": 0.0} | sync)), 1, 2)
+    return Rounds(
+        Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, **({"grace": 0.0} | sync)), Learner(), 1, 2
+    )
 
 
 def opened(*members, **seen) -> Rounds:
@@ -108,13 +110,37 @@ def test_where_a_version_overwrites_what_is_about_to_be_given_up_brings_no_order
     """Else a quick learner with many such steps is ordered for after the next version, which overwrites again."""
     slow, quick = member("a", step=1), member("b", step=9)
     slow.step_s, quick.step_s = 2.0, 0.5
-    rounds = Rounds(Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, grace=0.0), 1, 2, overwrites=True)
+    rounds = Rounds(
+        Sync(num_fragments=2, sync_every=4, fragment_sync_delay=2, grace=0.0), Learner(adopt="overwrite"), 1, 2
+    )
     of_two = view(slow, quick, quorum=2)
     pace_s = of_two.roster.pace_s(2)
     assert rounds.order(slow, 1, of_two) == round(4 * pace_s / 2.0)
     assert rounds.order(quick, 1, of_two) == round(4 * pace_s / 0.5)
     quick.answer_s = 100.0
     assert rounds.order(quick, 1, of_two) == 1
+
+
+def leaving(now: float, *, step_s: float, leave_timeout_s: float, step: int = 0):
+    """The rounds that open for one that leaves, beside one whose steps take so long; both fragments are held of it."""
+    stays, leaves = member("a", step=step), member("b", step=3, state="leaving")
+    stays.step_s = step_s
+    held = holding(contribution("b", 0, 3), contribution("b", 1, 3))
+    seen, sync = view(stays, leaves, held=held, now=now), Sync(num_fragments=2, sync_every=4, grace=0.0)
+    rounds = Rounds(sync, Learner(leave_timeout_s=leave_timeout_s), 1, 2)
+    rounds.pacer.allowance = 0.0
+    rounds.open_due(seen)
+    return sorted(rounds.open)
+
+
+def test_what_a_leaver_has_handed_over_waits_for_no_round_that_comes_when_it_is_gone():
+    """Lying here is not being kept: a syncer that ends has lost it, and nobody could bring it again."""
+    assert leaving(1.0, step_s=1.0, leave_timeout_s=4.0) == [0, 1], (
+        "due in two and in four seconds, and it waits for one"
+    )
+    assert leaving(1.0, step_s=1.0, leave_timeout_s=10.0) == [1], "two seconds are time enough"
+    assert leaving(1.0, step_s=0.01, leave_timeout_s=4.0) == []
+    assert leaving(1.0, step_s=0.0, leave_timeout_s=4.0) == [0, 1], "of who has taken no step nobody knows when"
 
 
 def test_nobody_has_an_order_while_room_is_scarce():

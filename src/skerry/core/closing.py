@@ -63,8 +63,9 @@ class Closing:
         """Current lives with pending work, those still stepping, and dead ones whose held work is not merged yet."""
         fragments = range(len(view.held))
         owing = {m.learner for m in view.roster if any(_owes(m, p, view) for p in fragments)}
-        unheard = view.state.lives.keys() - view.roster.members.keys()  # of, since this process began
-        owing |= unheard.difference(view.expelled)
+        heard_of = view.roster.members.keys()  # since this process began
+        away = {learner for learner, life in view.state.lives.items() if not life.has_left and learner not in heard_of}
+        owing |= away.difference(view.expelled)
         return sorted(owing | {learner for held in view.held for learner in held})
 
     def is_over(self, unsettled: list[str], now: float) -> bool:

@@ -12,7 +12,8 @@ The usual is the median of the learners that K counts, the one in question among
 lower one, which of two is the slower one's, and for what is held the upper one, and of three at least: that half of the
 learners say they do next to nothing must not keep the others' work out. A learner that is alone has nobody to be
 compared with, and of two the quicker is believed in what is merged. What is measured is of this process, and is lost
-with it: who is the first to come back to a run that has had others is not believed as one that is alone is.
+with it: who is the first to come back to a run that has had others is not believed as one that is alone is. Where
+nobody whom K counts was measured, those who claim too much are compared with each other: after an outage all may.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from skerry.core.ledger import Ledger, Work
 from skerry.core.membership import Member
 from skerry.core.messages import Contribution
+from skerry.core.roster import Roster
 
 PLAUSIBLE = 100.0  # times the usual
 SLACK_S = 10.0  # that a life is taken for older than it is: links and clocks are not exact
@@ -48,21 +50,23 @@ class Credit:
         self._measured_at = float("-inf")
         self._several_since = several_since
 
-    def measure(self, ready: Mapping[str, Member], member: Member, now: float) -> None:
-        """What is usual among these and the one in question, which need not be ready for what it claims.
+    def measure(self, roster: Roster, member: Member, now: float) -> None:
+        """What is usual among those there and the one in question, which need not be ready for what it claims.
 
         At most once in a while, for it looks at all of them.
         """
-        count = len(ready) + (member.learner not in ready)
-        if now - self._measured_at < MEASURE_S and (self._usual is not None or count < 2):
+        several = {**roster.ready, member.learner: member}
+        if now - self._measured_at < MEASURE_S and (self._usual is not None or len(several) < 2):
             return
         self._measured_at = now
-        several = {**ready, member.learner: member}
-        found = {name: rate for name, each in several.items() if (rate := rate_of(each)) is not None}
+        found = _rates(several)
+        if len(found) < 2:
+            several |= {name: each for name, each in roster.idle.items() if each.is_beyond_belief}
+            found = _rates(several)
         rates, self._only = list(found.values()), next(iter(found)) if len(found) == 1 else ""
-        self._usual = _at(rates, (len(rates) - 1) // 2) if rates and count > 1 else None
+        self._usual = _at(rates, (len(rates) - 1) // 2) if rates and len(several) > 1 else None
         self._upper = _at(rates, len(rates) // 2) if len(rates) > 2 else None
-        if count > 1 and self._several_since is None:
+        if len(several) > 1 and self._several_since is None:
             self._several_since = now
 
     def _bound(self, usual: Usual | None, settled: Work, age_s: float, now: float) -> Work | None:
@@ -82,10 +86,17 @@ class Credit:
         return bound is None or (report.step <= bound.steps and report.tokens <= bound.tokens)
 
     def is_plausible(self, c: Contribution, age_s: float, now: float) -> bool:
+        if self._upper is None and self._usual is not None and not self._only:
+            return True  # of two that were measured
         bound, usual = self._bound(self._upper, Work(c.from_step, c.from_tokens), age_s, now), self._upper
         if bound is not None and (c.to_step > bound.steps or c.to_tokens > bound.tokens):
             return False
         return usual is None or c.tokens * usual.steps_per_s <= PLAUSIBLE * usual.tokens_per_s * c.steps
+
+
+def _rates(members: Mapping[str, Member]) -> dict[str, Usual]:
+    """Of those that were measured."""
+    return {name: rate for name, member in members.items() if (rate := rate_of(member)) is not None}
 
 
 def rate_of(member: Member) -> Usual | None:

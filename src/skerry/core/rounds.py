@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skerry.config import Sync
+from skerry.config import Learner, Sync
 from skerry.core.facts import Decision
 from skerry.core.ledger import MERGED
 from skerry.core.look import Close, View, Want
@@ -30,6 +30,7 @@ from skerry.core.state import FragmentState
 from skerry.core.vocabulary import Stage
 
 IDLE_NAMED = 3  # learners that bring nothing and are called by name
+LEAVE_SHARE = 0.25  # of the time that a learner takes to leave at most: its round and its merge take some too
 CROWD_WEIGHT = 0.02  # of one more merge in the average: slow, because H follows from it, and it from H
 
 
@@ -47,9 +48,10 @@ class Round:
 class Rounds:
     """Open rounds and merges under way, how fast rounds may open, and how long their parts take."""
 
-    def __init__(self, sync: Sync, merge_threads: int, fragment_count: int, overwrites: bool = False) -> None:
+    def __init__(self, sync: Sync, learner: Learner, merge_threads: int, fragment_count: int) -> None:
         self.sync = sync
-        self.overwrites = overwrites  # a version leaves nothing unsettled of who adopts it
+        self.overwrites = learner.adopt == "overwrite"  # a version leaves nothing unsettled of who adopts it
+        self.leave_s = LEAVE_SHARE * learner.leave_timeout_s  # that what a leaver brought may wait for a round
         self.merge_threads = merge_threads
         self.fragment_count = fragment_count
         self.open: dict[int, Round] = {}
@@ -94,6 +96,8 @@ class Rounds:
         self.pacer.grow(view.now, pace_s, self.fragment_count / view.sync_every)
         if len(view.roster.there) < view.quorum:
             return
+        for p in [p for p in self._idle() if self._keeps_a_leaver(p, view)] if view.roster.leaving else ():
+            self.open[p] = Round(view.now, view.stage, view.sync_every)
         ripe_at = {}
         for _, p in sorted((-by, p) for p, by in self._overdue(view).items()):
             if self.pacer.take():
@@ -103,6 +107,17 @@ class Rounds:
             else:
                 ripe_at[p] = self._ripe_at.get(p, view.now)
         self._ripe_at = ripe_at
+
+    def _keeps_a_leaver(self, p: int, view: View) -> bool:
+        """One that is leaving has handed over its work on the fragment, and would have gone before that is due.
+
+        What lies here is not on the tape: if this process ends, it is lost, and nobody could bring it again. So the
+        others are asked sooner, whatever the pacer says: it is one round, and learners seldom leave.
+        """
+        if not view.roster.leaving.keys() & view.held[p].keys():
+            return False
+        lacking, pace_s = self._due_at(p, view) - view.roster.steps_due(p, view.quorum), view.roster.pace_s(view.quorum)
+        return pace_s is None or lacking * pace_s > self.leave_s
 
     def _overdue(self, view: View) -> dict[int, float]:
         """Fragments that are due, each with its steps over those at which it is; or all that can come is here."""
@@ -189,7 +204,7 @@ class Rounds:
         return sorted(learner for learner, at in coming.items() if at <= by)
 
     def hand_over(self, p: int, view: View) -> list[Want]:
-        """Learners that want to leave hand over at once; their work merges in the next rounds."""
+        """Learners that want to leave hand over at once; their work merges in the next rounds, which come in time."""
         is_room = view.held.has_room(p, self.oldest)
         return [Want(m, p) for m in view.leaving if is_room and m.learner in view.roster.askable[p]]
 

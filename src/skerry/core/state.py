@@ -102,6 +102,7 @@ class LifeState(Struct):
     index: int
     since: float = 0.0  # the run's elapsed time when it began
     is_over: bool = False  # it was turned out: whoever comes back under its name is another life
+    has_left: bool = False  # with all of its work settled: nobody waits for it
 
 
 class RunState(Struct, tag="Fold"):
@@ -225,6 +226,9 @@ class RunState(Struct, tag="Fold"):
                 self._begin_again(fact)
             case Witnessed(what="expelled"):
                 self._turn_out(fact.learner, fact.life)
+            case Witnessed(what="left"):
+                known = self.lives[fact.learner]
+                known.has_left = known.has_left or known.life == fact.life
             case Witnessed() | Sampled() | Injected() | Evaluated():
                 pass  # measurements: nothing follows from them
             case RunCreated():

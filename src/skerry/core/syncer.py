@@ -117,7 +117,7 @@ class SyncerMachine:
         self.clock = Clock(now, state.elapsed_s)
         self.held = Held(count, config.wire.held_bytes_max)
         self.roster = Roster(self.held, config.sync.stall_s, isinstance(config.sync.quorum, int))
-        self.rounds = Rounds(config.sync, config.merge.threads, count, config.learner.adopt == "overwrite")
+        self.rounds = Rounds(config.sync, config.learner, config.merge.threads, count)
         self.window = window
         is_waited = state.phase == "created" and config.run.gather_s > 0
         self.gathering = Gathering(config.run.learners, config.run.gather_s, count) if is_waited else None
@@ -274,7 +274,7 @@ class SyncerMachine:
         self.samples.reported(report)
         if member.is_stepping and not was_stepping:
             self.books.witness(member.learner, member.life, "stepping")
-        self.credit.measure(self.roster.ready, member, self.clock.now)
+        self.credit.measure(self.roster, member, self.clock.now)
         age_s = self._age_s(report.learner)
         member.is_beyond_belief = not self.credit.believes(member, self.state.ledger, age_s, self.clock.now)
         if not member.is_beyond_belief:

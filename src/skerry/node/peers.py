@@ -310,8 +310,8 @@ class Learners:
             raise ProtocolError(f"{type(message).__name__} carries no payload")
         if not 0 <= message.fragment < len(self.node.fragments):
             raise ProtocolError(f"fragment {message.fragment} of {len(self.node.fragments)}")
-        # What is not the run's codec is lossless, and asked for at the end alone.
-        is_lossless = message.codec == "fp32" and self.node.machine.state.phase == "closing"
+        # What is not the run's codec is lossless, and asked for at the end alone; it may come when that is over.
+        is_lossless = message.codec == "fp32" and self.node.machine.state.phase in ("closing", "closed")
         if message.codec != self.node.config.wire.codec_up and not is_lossless:
             raise ProtocolError(f"codec {message.codec[:16]!r} is not the run's {self.node.config.wire.codec_up}")
         return self.node.algebra.payload_bytes(message.codec, self.node.fragments[message.fragment])
