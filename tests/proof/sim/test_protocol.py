@@ -78,6 +78,7 @@ BROKEN = {
     7794: "steps without a version that were merged before anybody knew that they were done alone for too long",
     1795038909: "turned out while a merge of its work waited for the disk, and another of that fragment was under way",
     1795010856: "a learner that was dropped and readmitted before it heard of either, and went on in its life",
+    1795098149: "a syncer that is down when it is asked last: a fault of the simulator",
     1794973797: "the first of two stretches done alone, which no syncer lived to write down",
     6417: "a quick learner beside a slow quorum, whose order counted the work that each version overwrote",
     9532: "a stretch done alone of which only a fold of the tape tells",
@@ -209,8 +210,9 @@ def overwrite_before_the_snapshot(plant):
 def order_by_what_is_overwritten(plant):
     """The steps that a version overwrites count for the order that it brings."""
 
-    def begin(self, sync, merge_threads, count, overwrites, begin=rounds.Rounds.__init__):
-        begin(self, sync, merge_threads, count, overwrites=False)
+    def begin(self, *about, begin=rounds.Rounds.__init__):
+        begin(self, *about)
+        self.overwrites = False
 
     plant(rounds.Rounds, "__init__", begin)
 

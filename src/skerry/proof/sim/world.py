@@ -302,14 +302,16 @@ class World(Timeline):
         is_closed = self.run_until(self.now + CLOSE_S_MAX, lambda: self._is_closed)
         need(is_closed, "L7", f"the run does not close: {self}")
         self.run_until(self.now + 8.0)
-        self.run_until(
-            self.now + CLOSE_S_MAX, lambda: all(map(_knows_the_end, self.processes.values()))
-        )  # it may be down
-        assert self.syncer is not None
+        self.run_until(self.now + CLOSE_S_MAX, self._all_know_the_end)
+        assert self.syncer is not None, "it stays down"
         totals = self.syncer.node.machine.state.ledger.totals()
         need(totals.pending == 0 and totals.balance == 0, "I2 conservation", totals)
         for process in self.processes.values():
             need(_knows_the_end(process), "L7", f"{process.node.machine} was not told of the end")
+
+    def _all_know_the_end(self) -> bool:
+        """The syncer may be down at any moment, also once the run is closed."""
+        return self.syncer is not None and all(map(_knows_the_end, self.processes.values()))
 
 
 def _knows_the_end(process: LearnerProcess) -> bool:
