@@ -1,5 +1,7 @@
 """Fragments between a model and cells whose memory is kept: what was made once for one fragment serves no other."""
 
+import mmap
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,11 @@ class Kept(NoWay):
         return self.room(cell, size)
 
 
+def laid(size, each_way):
+    """Cells on pages of their own, as those that a GPU's memory is registered with are."""
+    return float_cells(mmap.mmap(-1, memory_bytes(size, 2 * each_way)), size, each_way, each_way)
+
+
 def odd():
     """Sizes that leave gaps in fragments."""
     torch.manual_seed(1)
@@ -45,7 +52,7 @@ def attached(request, monkeypatch):
     parameters = TorchParameters(model, None)
     fragments = split(layout_of_model(model), 4)
     size = max(fragment.size for fragment in fragments)
-    cells = float_cells(memoryview(bytearray(memory_bytes(size, 4))), size, 2, 2)
+    cells = laid(size, 2)
     if request.param == "cpu":
         parameters._ways[torch.device("cpu")] = Kept()
     parameters.meet(cells)
@@ -107,7 +114,7 @@ def test_a_parameter_that_was_given_other_memory_is_read_there(attached):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_cells_of_an_earlier_life_are_let_go():
     way = CudaWay(torch.device("cuda"))
-    lives = [float_cells(memoryview(bytearray(memory_bytes(64, 2))), 64, 1, 1) for _ in range(3)]
+    lives = [laid(64, 1) for _ in range(3)]
     for cells in lives:
         way.meet((*cells.up, *cells.down))
         assert {id(stage.cell) for stage in way._stages.values()} == {id(cells.up[0]), id(cells.down[0])}
