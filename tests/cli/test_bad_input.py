@@ -142,7 +142,11 @@ def test_an_unknown_command_lists_the_known_ones(refused):
         (["export"], "required: RUN_DIR"),
         (["syncer"], "required: --run"),
         (["bench", "learner", "--ranks", "2"], "--ranks 2: it is how many processes an --island has, two or more"),
-        (["bench", "learner", "--island", "ddp", "--ranks", "1"], "two or more"),
+        (["bench", "learner", "--island", "ddp", "--ranks", "1"], "--ranks: '1' must be from 2 to 64"),
+        (["bench", "learner", "--island", "ddp", "--ranks", "65"], "--ranks: '65' must be from 2 to 64"),
+        (["bench", "learner", "--steps", "1e15"], "--steps: '1e15' must be from 1 to 1e+06"),
+        (["bench", "learner", "--pairs", "20k"], "--pairs: '20k' must be from 1 to 10000"),
+        (["bench", "learner", "--batch", "0"], "--batch: '0' must be from 1 to 1e+06"),
         (["bench", "learner", "--cores", "4096"], "--cores 4096: of the"),
         (["bench", "learner", "--island", "ddp", "--cores", "1"], "it is for a learner of one process"),
         (
