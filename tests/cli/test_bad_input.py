@@ -226,7 +226,7 @@ def test_a_file_that_python_cannot_go_down_to_is_refused_by_everybody_who_reads_
 def test_a_config_file_that_is_not_there(folder, refused):
     assert "nosuch.toml: cannot be read (No such file" in refused("train", *HERE, "--config", "nosuch.toml")
     (folder / "dir.toml").mkdir()
-    assert "dir.toml: cannot be read (Is a directory)" in refused("train", *HERE, "--config", "dir.toml")
+    assert "dir.toml: cannot be read (is no plain file)" in refused("train", *HERE, "--config", "dir.toml")
 
 
 def test_an_empty_config_file_changes_nothing(folder, refused):
@@ -485,7 +485,7 @@ def test_beyond_loopback_there_are_keys_or_somebody_says_insecure_and_has_a_toke
         ([], "no syncer: give --syncer host:port or set SKERRY_SYNCER"),
         (["--syncer", "::"], "is no address of a syncer"),
         (["--syncer", "host:port"], "'host:port' is no address of a syncer: write host:port"),
-        (["--syncer", "127.0.0.1:99999"], "127.0.0.1:99999 is no address of a syncer"),
+        (["--syncer", "127.0.0.1:99999"], "'127.0.0.1:99999' is no address of a syncer: its port"),
         (["--syncer", "127.0.0.1:1", "--speed", "nan"], "--speed nan: must be from 0.001 to 1000"),
         (["--syncer", "127.0.0.1:1", "--speed", "inf"], "--speed inf: must be from 0.001 to 1000"),
         (["--syncer", "127.0.0.1:1", "--precision", "fp8"], "argument --precision: invalid choice: 'fp8'"),

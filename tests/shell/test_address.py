@@ -34,9 +34,7 @@ def test_an_address_that_is_none_is_refused_in_one_line(address):
 
 @pytest.mark.parametrize("address", ["localhost:99999", "[::1]:65536", "host:0", "skerry://host:" + "9" * 5000])
 def test_a_port_that_is_none_is_refused_before_anybody_dials(address):
-    with pytest.raises(
-        WireError, match=r"has a port that is none: write host:port, with one from 1 to 65535$"
-    ) as refusal:
+    with pytest.raises(WireError, match=r"is no address of a syncer: its port must be from 1 to 65535$") as refusal:
         parse_addresses(f"localhost:65535,{address}")
     assert len(str(refusal.value)) < 200
 

@@ -21,7 +21,7 @@ def parse_address(address: str) -> tuple[str, int]:
     if not (host or port) or not is_port or not is_host:
         raise WireError(f"{address!r} is no address of a syncer: write host:port")
     if port and not (len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
-        raise WireError(f"{address!r:.80} has a port that is none: write host:port, with one from 1 to {PORT_MAX}")
+        raise WireError(f"{address!r:.80} is no address of a syncer: its port must be from 1 to {PORT_MAX}")
     return host.strip("[]"), int(port or PORT)
 
 
