@@ -1,6 +1,8 @@
 """Every key has its bounds, every choice is one that the code knows, and what cannot run is refused by name."""
 
+import os
 import re
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -130,3 +132,18 @@ def test_a_key_that_there_is_not_is_answered_with_the_whole_name_of_one(given, s
     if "." in given:
         with pytest.raises(ConfigError, match=f"^unknown key {given}: {re.escape(said)}"):
             configs.changed(configs.Config(), [(given, 3)])
+
+
+def test_a_file_is_a_plain_one_of_bounded_length_or_a_link_to_one(tmp_path):
+    file, link = tmp_path / "run.toml", tmp_path / "link.toml"
+    file.write_bytes(b"[run]\r\nlearners = 3\r\n")
+    link.symlink_to(file)
+    assert configs.resolve(configs.default(), link).run.learners == 3
+    os.mkfifo(tmp_path / "pipe")
+    file.write_text("#" * (1 << 20))
+    configs.resolve(configs.default(), file)
+    file.write_text("#" * (1 << 20) + "#")
+    plain, short = "is no plain file", "is longer than 1048576 bytes"
+    for path, why in ((Path("/dev/zero"), plain), (tmp_path / "pipe", plain), (link, short)):
+        with pytest.raises(ConfigError, match=rf"^{path}: cannot be read \({why}\): check the path given to --config$"):
+            configs.resolve(configs.default(), path)

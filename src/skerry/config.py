@@ -19,12 +19,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
+from skerry.disk import contents
 from skerry.errors import ConfigError, LocalError
 from skerry.text import near
 
 PLAN = "plan"
 LAUNCH = ("syncer", "islands", "ray", "slurm", "kubernetes")
 Codec = Literal["fp32", "bf16", "int8", "int4", "int2"]
+FILE_BYTES_MAX = 1 << 20
 LEVELS_MAX = 32  # of tables and lists in a file; the deepest that anybody reads has five
 BITS_MAX = 64  # of a whole number in a file, as TOML has it
 
@@ -368,7 +370,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 def read_toml(file: Path, refusal: type[LocalError], which: str) -> dict[str, Any]:
     """The tables of a file; `which` says whose path to check if it cannot be read."""
     try:
-        tables = tomllib.loads(file.read_text("utf-8"))
+        tables = tomllib.loads(contents(file, FILE_BYTES_MAX, through_link=True).decode("utf-8"))
     except OSError as error:
         raise refusal(f"{file}: cannot be read ({error.strerror}): check the path {which}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

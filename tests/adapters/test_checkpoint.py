@@ -1,5 +1,6 @@
 """What a PyTorch learner keeps on its own disk: optimizers, generators and others, over a kill."""
 
+import json
 import logging
 import os
 import random
@@ -10,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import skerry
 from e2e.processes import Syncer, until
-from skerry.adapters.checkpoint import METADATA, Checkpoint
+from skerry.adapters.checkpoint import METADATA, PAIRS, TENSOR, TUPLE, Checkpoint
 from skerry.errors import ConfigError, ModelError
 
 OPTIONS = ["--run.tokens=1e9", "--run.learners=1", "--sync.num_fragments=2", "--sync.sync_every=2"]
@@ -90,6 +92,16 @@ def test_one_that_cannot_be_written_is_a_warning_and_the_one_before_it_stays(tmp
     lost, back = [record.getMessage() for record in caplog.records]  # once, however often it is tried
     assert "a.ckpt could not be written (FileNotFoundError: " in lost and lost.endswith("stays, and it is tried again")
     assert back.endswith("a.ckpt is written again")
+
+
+def test_where_none_was_ever_written_the_warning_does_not_speak_of_one_before_it(tmp_path, caplog):
+    (tmp_path / "disk").mkdir()
+    kept = Checkpoint(tmp_path / "disk" / "a.ckpt", tools()[1], [], 60)
+    (tmp_path / "disk").rmdir()
+    with caplog.at_level(logging.WARNING):
+        kept.take()
+        kept.wait()
+    assert caplog.records[0].getMessage().endswith("); there is none yet, and it is tried again")
 
 
 class Odd:
@@ -168,6 +180,70 @@ def test_nothing_is_loaded_of_one_that_does_not_fit(tmp_path):
     with pytest.raises(ModelError, match="it is no plain file"):
         Checkpoint(path, optimizers, [], 60).restore()
     assert all(float(state["step"]) == 2 for state in optimizers[0].state.values()), "as they were"
+
+
+def written(path, model, optimizer):
+    """A checkpoint of what has taken a step, and what its metadata says and its tensors are."""
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    kept = Checkpoint(path, [optimizer], [], 60, dict(model.named_parameters()))
+    kept.take()
+    kept.wait()
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()[METADATA]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def of_width(width):
+    return nn.Sequential(nn.Linear(6, width), nn.Linear(width, 6))
+
+
+@pytest.mark.parametrize("knows_names", [True, False], ids=["", "of an earlier build"])
+def test_a_checkpoint_of_other_shapes_is_refused_before_anything_is_loaded(tmp_path, knows_names):
+    path, model = tmp_path / "a.ckpt", of_width(4)
+    about, tensors = written(path, model, torch.optim.AdamW(model.parameters()))
+    if not knows_names:
+        about.pop("parameters", None)
+        save_file(tensors, path, {METADATA: json.dumps(about)})
+    assert Checkpoint(path, [torch.optim.AdamW(of_width(4).parameters())], [], 60).restore()
+    other = of_width(3)
+    optimizer = torch.optim.AdamW(other.parameters())
+    before = random.getstate()
+    with pytest.raises(ModelError, match=r"does not fit .* \(it has .* of \[4, 6\].* of \[3, 6\]") as refusal:
+        Checkpoint(path, [optimizer], [], 60, dict(other.named_parameters())).restore()
+    assert str(refusal.value).endswith("give what it was made with, or remove it to begin anew")
+    assert not optimizer.state and random.getstate() == before
+    with pytest.raises(ModelError, match=r"its groups are of \[4\] parameters, and groups of \[2\] are given"):
+        Checkpoint(path, [torch.optim.AdamW(other[0].parameters())], [], 60).restore()
+
+
+def test_a_checkpoint_of_parameters_in_another_order_is_refused_by_their_names(tmp_path):
+    path, model = tmp_path / "a.ckpt", of_width(6)
+    written(path, model, torch.optim.AdamW(model.parameters()))
+    turned = torch.optim.AdamW([*model[1].parameters(), *model[0].parameters()])
+    with pytest.raises(ModelError, match=r"it has 0\.weight of \[6, 6\] where 1\.weight of \[6, 6\] is given"):
+        skerry.Learner(model, turned, "127.0.0.1:7077", checkpoint=path, join_timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda state: state["python"].update({TUPLE: [3, {TUPLE: [10**400] * 625}, None]}),
+        lambda state: state["numpy"][TUPLE].__setitem__(2, 10**400),
+        lambda state: state.update(torch={TENSOR: state["numpy"][TUPLE][1][TENSOR]}),
+    ],
+    ids=["python", "numpy", "torch"],
+)
+def test_nothing_is_loaded_where_the_generators_state_is_none(tmp_path, harm):
+    path, model = tmp_path / "a.ckpt", of_width(4)
+    about, tensors = written(path, model, torch.optim.AdamW(model.parameters()))
+    state = dict(about["generators"][0][PAIRS])
+    harm(state)
+    about["generators"][0][PAIRS] = list(state.items())
+    save_file(tensors, path, {METADATA: json.dumps(about)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ModelError, match=r"a\.ckpt: does not fit what it is to be loaded into"):
+        Checkpoint(path, [optimizer], [], 60).restore()
+    assert not optimizer.state
 
 
 class Fickle(Odd):

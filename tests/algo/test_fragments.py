@@ -17,6 +17,7 @@ from skerry.algo.fragments import (
     Slot,
     Tensor,
     decode_fragments,
+    decode_layout,
     encode_fragments,
     first_difference,
     fragment_count,
@@ -101,6 +102,7 @@ def test_digest_tells_every_difference_and_survives_the_wire():
         ([Tensor("a", (2,)), Tensor("a", (3,))], "a: named twice"),
         ([Tensor("a", (2, 0))], "a: shape (2, 0) has no elements"),
         ([Tensor("a", (-1, -2))], "a: shape (-1, -2) has no elements"),
+        ([Tensor("a", (1,) * 65)], "a: has 65 dimensions, and at most 64 can be"),
         ([], "at least one tensor"),
     ],
 )
@@ -108,6 +110,13 @@ def test_layouts_that_cannot_be_are_refused(tensors, complaint):
     with pytest.raises(ValueError) as refused:
         layout_of(tensors)
     assert complaint in str(refused.value)
+
+
+def test_a_tensor_of_very_many_dimensions_is_refused_from_the_wire_too():
+    of = b'{"tensors":[{"name":"a","shape":[%s],"kind":"other"}]}'
+    assert decode_layout(of % b",".join([b"1"] * 64)).param_count == 1
+    with pytest.raises(msgspec.ValidationError, match="a: has 300000 dimensions"):
+        decode_layout(of % b",".join([b"1"] * 300_000))
 
 
 def test_an_unsorted_layout_from_the_wire_is_refused():

@@ -142,7 +142,11 @@ def test_an_unknown_command_lists_the_known_ones(refused):
         (["export"], "required: RUN_DIR"),
         (["syncer"], "required: --run"),
         (["bench", "learner", "--ranks", "2"], "--ranks 2: it is how many processes an --island has, two or more"),
-        (["bench", "learner", "--island", "ddp", "--ranks", "1"], "two or more"),
+        (["bench", "learner", "--island", "ddp", "--ranks", "1"], "--ranks: '1' must be from 2 to 64"),
+        (["bench", "learner", "--island", "ddp", "--ranks", "65"], "--ranks: '65' must be from 2 to 64"),
+        (["bench", "learner", "--steps", "1e15"], "--steps: '1e15' must be from 1 to 1e+06"),
+        (["bench", "learner", "--pairs", "20k"], "--pairs: '20k' must be from 1 to 10000"),
+        (["bench", "learner", "--batch", "0"], "--batch: '0' must be from 1 to 1e+06"),
         (["bench", "learner", "--cores", "4096"], "--cores 4096: of the"),
         (["bench", "learner", "--island", "ddp", "--cores", "1"], "it is for a learner of one process"),
         (
@@ -222,7 +226,7 @@ def test_a_file_that_python_cannot_go_down_to_is_refused_by_everybody_who_reads_
 def test_a_config_file_that_is_not_there(folder, refused):
     assert "nosuch.toml: cannot be read (No such file" in refused("train", *HERE, "--config", "nosuch.toml")
     (folder / "dir.toml").mkdir()
-    assert "dir.toml: cannot be read (Is a directory)" in refused("train", *HERE, "--config", "dir.toml")
+    assert "dir.toml: cannot be read (is no plain file)" in refused("train", *HERE, "--config", "dir.toml")
 
 
 def test_an_empty_config_file_changes_nothing(folder, refused):
@@ -481,7 +485,7 @@ def test_beyond_loopback_there_are_keys_or_somebody_says_insecure_and_has_a_toke
         ([], "no syncer: give --syncer host:port or set SKERRY_SYNCER"),
         (["--syncer", "::"], "is no address of a syncer"),
         (["--syncer", "host:port"], "'host:port' is no address of a syncer: write host:port"),
-        (["--syncer", "127.0.0.1:99999"], "127.0.0.1:99999 is no address of a syncer"),
+        (["--syncer", "127.0.0.1:99999"], "'127.0.0.1:99999' is no address of a syncer: its port"),
         (["--syncer", "127.0.0.1:1", "--speed", "nan"], "--speed nan: must be from 0.001 to 1000"),
         (["--syncer", "127.0.0.1:1", "--speed", "inf"], "--speed inf: must be from 0.001 to 1000"),
         (["--syncer", "127.0.0.1:1", "--precision", "fp8"], "argument --precision: invalid choice: 'fp8'"),

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from e2e.processes import facts_of, skerry
 from node.pair import Pair, config_of
 from skerry import cli
-from skerry.core.facts import Committed
+from skerry.core.facts import Committed, Kept
 from skerry.store import Store
 
 KEYS = {
@@ -136,6 +136,17 @@ def test_what_differs_is_said_and_exits_with_one(call, run_dir, tmp_path):
     assert code == 1 and out.startswith("not identical: 5 of ") and err == said["first_difference"] + "\n"
     code, out, err = call("replay", run_dir, "--out", tmp_path / "model")
     assert code == 2 and not (tmp_path / "model").exists() and said["first_difference"] in err
+
+
+def test_what_a_tape_says_does_not_reach_the_terminal_as_it_is(call, run_dir):
+    facts = facts_of(run_dir)
+    fragments = 1 + max(fact.decision.fragment for fact in facts if isinstance(fact, Committed))
+    kept = Kept(1, (0,) * fragments, ("\x1b[31m\n",) * fragments, 0.5, 1.0)
+    shutil.rmtree(run_dir / "tape")
+    with Store.open(run_dir) as store:
+        store.commit([msgspec.msgpack.encode(fact) for fact in [*facts, kept]])
+    code, _, err = call("replay", run_dir)
+    assert code == 1 and r"version 0 in \x1b[31m\n is no checkpoint" in err and err.replace("\n", "").isprintable()
 
 
 # ------------------------------------------------------------------------------------------ refusals

@@ -83,6 +83,15 @@ def test_show_says_what_a_pack_holds_and_check_finds_what_has_changed(call, tmp_
     assert (code, out) == (2, "") and "00001.bin is not what was packed" in err
 
 
+def test_what_a_strangers_pack_says_does_not_reach_the_terminal_as_it_is(call, tmp_path):
+    (tmp_path / "a.txt").write_text("text " * 1000)
+    call("pack", "a.txt", "--out", "pack")
+    index = tmp_path / "pack" / "index.json"
+    index.write_text(json.dumps(json.loads(index.read_bytes()) | {"tokenizer": "\x1b[31mred\nx"}))
+    code, out, _ = call("show", "pack")
+    assert code == 0 and r"tokenizer \x1b[31mred\nx, vocabulary" in out
+
+
 REFUSED = {
     "nowhere": "nowhere does not exist",
     "empty.txt": "there is nothing to pack",

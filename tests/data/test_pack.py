@@ -1,10 +1,10 @@
 """A pack reads as one stretch of tokens, splits as text does, resumes anywhere, and what is wrong with it is named."""
 
 import json
+import os
 import subprocess
 import sys
 
-import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -174,11 +174,18 @@ def test_a_shard_that_is_gone_cut_off_or_changed_is_named(pack):
         ({"vocabulary": 70_000}, "a vocabulary of 70000, which uint16 does not hold"),
         ({"tokens": 5}, "says 5 tokens"),
         ({"shards": [{"name": "../../secret", "tokens": 40_000, "xxh3": ""}]}, "names a shard that cannot be one"),
+        ({"separator": -7}, "documents end with token -7, and its vocabulary is 1000"),
+        ({"separator": 1000}, "documents end with token 1000, and its vocabulary is 1000"),
+        ({"documents": -5}, "says -5 documents, and none is without a token"),
+        ({"documents": 10**25}, "says 10000000000000000000000000 documents, and none"),
+        ({"shards": [{"name": "00000.bin", "tokens": 20_000, "xxh3": ""}] * 2}, "names a shard twice"),
+        ({"format": "\x1b[31m\n"}, r"format '.x1b\[31m.n'"),
+        ({"dtype": "\x1b[31m\n"}, r"Invalid enum value '.x1b\[31m.n'"),
     ],
 )
 def test_an_index_that_cannot_be_is_refused(pack, change, fault):
     file = pack.path / "index.json"
-    file.write_bytes(msgspec.json.encode(msgspec.json.decode(file.read_bytes()) | change))
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | change))
     with pytest.raises(DataError, match=fault):
         Pack(pack.path)
 
@@ -202,6 +209,20 @@ def test_a_damaged_index_is_no_text(pack):
         assert is_pack(pack.path)
         with pytest.raises(DataError, match=r"index.json is not the index of a pack"):
             Pack(pack.path)
+
+
+def test_an_index_that_is_no_plain_file_is_neither_waited_for_nor_read_without_end(tmp_path):
+    index = tmp_path / "index.json"
+    for make in (lambda: os.mkfifo(index), lambda: index.symlink_to("/dev/zero")):
+        make()
+        assert not is_pack(tmp_path)
+        with pytest.raises(DataError, match=r"is no pack: index.json cannot be read \(is no plain file\)"):
+            Pack(tmp_path)
+        index.unlink()
+    index.touch()
+    os.truncate(index, 65 << 20)
+    with pytest.raises(DataError, match=r"index.json cannot be read \(is longer than 67108864 bytes\)"):
+        Pack(tmp_path)
 
 
 def test_the_index_alone_is_known_as_a_packs_and_a_folder_of_text_is_not(pack, tmp_path):

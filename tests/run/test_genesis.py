@@ -57,6 +57,13 @@ def test_values_that_no_run_can_start_from_are_refused_by_name(tmp_path):
         read_genesis(tmp_path / "g")
 
 
+def test_a_tensor_of_very_many_dimensions_is_refused_by_its_header_alone(tmp_path):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1] * 300_000, "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "g").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ModelError, match=r"g: w: has 300000 dimensions, and at most 64 can be$"):
+        open_genesis(tmp_path / "g")
+
+
 def test_a_run_that_leaves_the_number_of_fragments_open_keeps_that_and_has_a_table_of_them(tmp_path):
     with Store.open(tmp_path) as store:
         created = begin(store, Config(), layout_of([Tensor("w", (3000,))]), zeros)

@@ -32,6 +32,13 @@ def test_an_address_that_is_none_is_refused_in_one_line(address):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("address", ["localhost:99999", "[::1]:65536", "host:0", "skerry://host:" + "9" * 5000])
+def test_a_port_that_is_none_is_refused_before_anybody_dials(address):
+    with pytest.raises(WireError, match=r"is no address of a syncer: its port must be from 1 to 65535$") as refusal:
+        parse_addresses(f"localhost:65535,{address}")
+    assert len(str(refusal.value)) < 200
+
+
 def test_a_file_that_says_the_address_is_one_address_whatever_it_is_called():
     assert parse_addresses("@/runs/a, b:c/address") == (("@/runs/a, b:c/address", PORT),)
     assert not is_loopback("@/runs/address"), "it may lead to another machine, where keys are needed"

@@ -9,6 +9,7 @@ import pytest
 import skerry.run.keys
 from skerry.errors import ConfigError, KeysError, WireError
 from skerry.run.keys import Keys
+from skerry.shell.address import parse_addresses
 from skerry.shell.identity import admin_token, check_private, identity, read_owner, read_token, secrets_of
 from skerry.wire.tls import Tls, name_of
 
@@ -92,6 +93,24 @@ def test_another_name_than_the_keys_is_refused_in_the_users_own_words(key, monke
         identity(None, None, key, lambda word: f"--{word}")
 
 
+@pytest.mark.parametrize("name", ["x" * 65, "x" * 300, "Ada", "-x", "a/b", "\x1b[31m"])
+def test_a_name_that_no_syncer_takes_is_refused_however_it_is_given(key, monkeypatch, name):
+    says = r"^learner name .* use 1 to 64 of a-z, 0-9, '\.', '_' and '-', and begin with a letter or a digit$"
+    for given in (lambda: identity(name, None, None), lambda: identity(name, None, key)):
+        with pytest.raises(ConfigError, match=says) as refusal:
+            given()
+        assert len(str(refusal.value)) < 250 and str(refusal.value).isprintable()
+    monkeypatch.setenv("SKERRY_NAME", name)
+    with pytest.raises(ConfigError, match=says):
+        identity(None, None, None)
+
+
+def test_the_key_for_orders_is_no_learners(tmp_path):
+    admin = Keys(tmp_path / "run").admin_file()
+    with pytest.raises(ConfigError, match=r"admin\.pem: is no learner's key: ask for one"):
+        identity(None, None, admin)
+
+
 def test_a_key_and_a_token_are_one_too_many(key, tmp_path, monkeypatch):
     token = secret(tmp_path / "token", b"x" * 32)
     with pytest.raises(ConfigError, match="with a key no token is needed"):
@@ -152,6 +171,22 @@ def test_another_machine_is_not_dialled_in_the_clear_unless_somebody_says_so(mon
     check_private([there], None, True)
     monkeypatch.setenv("SKERRY_INSECURE", "1")
     check_private([there], None, False)
+
+
+def test_a_file_with_the_address_is_dialled_with_a_key_or_on_purpose_whatever_it_says_now(tmp_path):
+    """It is read at each dialling, and may name another machine by then."""
+    file = tmp_path / "address"
+    file.write_text("127.0.0.1:7077")
+    given = parse_addresses(f"@{file}")
+    with pytest.raises(
+        ConfigError, match=rf"^@{file} names a file, which may lead to another machine; .*insecure=True"
+    ):
+        check_private(given, None, False)
+    check_private(given, "some.key", False)
+    check_private(given, None, True)
+    file.unlink()
+    with pytest.raises(ConfigError, match=rf"^@{file}: there is no file '{file}': name the one that"):
+        check_private(given, None, False)
 
 
 def test_an_admin_token_is_made_once_for_its_owner_alone_and_through_no_link(tmp_path):

@@ -18,8 +18,9 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ FORMAT = 1
 METADATA = "skerry checkpoint"
 TENSOR, TUPLE, PAIRS = "$tensor", "$tuple", "$pairs"  # what JSON has no word for
 PLAIN = (str, int, float, bool, type(None))
+# What PyTorch's own optimizers keep of a parameter in its shape.
+ALIKE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta")
 
 log = logging.getLogger("skerry.learner")
 
@@ -58,34 +61,57 @@ class Generators:
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Load it into generators that nobody draws from."""
+        self._load(state, random.Random().setstate, np.random.RandomState().set_state, torch.Generator().set_state)
+        for number, each in enumerate(self._of_devices(state)):
+            torch.Generator(f"cuda:{number}").set_state(each)
+
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        random.setstate(state["python"])
+        self._load(state, random.setstate, np.random.set_state, torch.set_rng_state)
+        if of_devices := self._of_devices(state):
+            torch.cuda.set_rng_state_all(of_devices)
+
+    def _load(self, state: dict[str, Any], *setters: Callable[[Any], object]) -> None:
         kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-        torch.set_rng_state(state["torch"])
-        if len(state["cuda"]) == (torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            torch.cuda.set_rng_state_all(state["cuda"])
+        numpy = (kind, keys.numpy().astype(np.uint32), *rest)
+        for setter, each in zip(setters, (state["python"], numpy, state["torch"]), strict=True):
+            setter(each)
+
+    def _of_devices(self, state: dict[str, Any]) -> list[torch.Tensor]:
+        """Those of another number of devices are nobody's."""
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        found: list[torch.Tensor] = state["cuda"]
+        return found if len(found) == devices else []
 
 
 class Checkpoint:
-    """One file, of these optimizers and others, written every so often."""
+    """One file, of these optimizers and others, written every so often; `named` are the model's parameters."""
 
     def __init__(
-        self, path: str | Path, optimizers: Sequence[Stateful], others: Sequence[Stateful], every_s: float
+        self,
+        path: str | Path,
+        optimizers: Sequence[torch.optim.Optimizer],
+        others: Sequence[Stateful],
+        every_s: float,
+        named: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         if not every_s > 0:
             raise ConfigError(f"checkpoint_every_s = {every_s}: give seconds, more than 0")
         self.path = Path(path).resolve()  # a link stays one, and leads to the newest
         if not self.path.parent.is_dir():
             raise ConfigError(f"checkpoint {self.path}: there is no folder {self.path.parent}: make it first")
+        self._optimizers, self._generators = optimizers, Generators()
         self._parts: dict[str, Sequence[Stateful]] = {
-            "optimizers": optimizers, "others": others, "generators": [Generators()]
+            "optimizers": optimizers, "others": others, "generators": [self._generators]
         }  # fmt: skip
+        self._name_of = {id(parameter): name for name, parameter in (named or {}).items()}
         self._every_s = every_s
         self._taken_at = time.monotonic()
         self._writer: threading.Thread | None = None
         self._trouble: BaseException | None = None
         self._said: tuple[str, Any] | None = None  # of what goes wrong
+        self._is_there = os.path.exists(self.path)
         self._owner = os.getpid()
         self._state()  # what cannot be kept is refused now,
         self._has_looked = False  # or once an optimizer has taken its first step, and has a state
@@ -101,15 +127,25 @@ class Checkpoint:
             if told["kinds"] != self._kinds:
                 raise ValueError(f"it is of {_listed(told['kinds'])}, and {_listed(self._kinds)} are given")
             states = {part: _joined(told[part], tensors) for part in self._parts}
+            self._check(told.get("parameters"), states)
             for part, members in self._parts.items():
                 for member, state in zip(members, states[part], strict=True):
                     member.load_state_dict(state)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # a recursion too
-            raise ModelError(
-                f"checkpoint {self.path}: does not fit what it is to be loaded into ({error}): give what it was "
-                "made with, or remove it to begin anew"
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
+            raise ModelError(  # a recursion is a RuntimeError
+                f"checkpoint {self.path}: does not fit what it is to be loaded into ({one_line(str(error))}): give "
+                "what it was made with, or remove it to begin anew"
             ) from None
         return True
+
+    def _check(self, parameters: Any, states: dict[str, Any]) -> None:
+        """Before anything is loaded: an optimizer that loads its state compares neither names nor shapes."""
+        for optimizer, state in zip(self._optimizers, states["optimizers"], strict=True):
+            _check_state(optimizer, state)
+        if parameters is not None:  # earlier builds wrote none
+            _compare(parameters, self._parameters)
+        (state,) = states["generators"]
+        self._generators.check(state)
 
     def look(self) -> None:
         """At a step boundary: take one if it is time, unless the last is still being written."""
@@ -152,6 +188,7 @@ class Checkpoint:
             return
         self._writer.join()
         trouble, self._writer, self._trouble = self._trouble, None, None
+        self._is_there = self._is_there or trouble is None
         if trouble is not None:
             self._say(trouble)
         elif self._said:
@@ -161,17 +198,29 @@ class Checkpoint:
     def _say(self, trouble: BaseException) -> None:
         kind, number = type(trouble).__name__, getattr(trouble, "errno", "")  # its text has a name that is drawn anew
         if (kind, number) != self._said:
-            why, after = f"{kind}: {one_line(str(trouble))}", "the one before it stays, and it is tried again"
-            log.warning("checkpoint %s could not be written (%s); %s", self.path, why, after)
+            why = f"{kind}: {one_line(str(trouble))}"
+            left = "the one before it stays" if self._is_there else "there is none yet"
+            log.warning("checkpoint %s could not be written (%s); %s, and it is tried again", self.path, why, left)
         self._said = kind, number
 
     @property
     def _kinds(self) -> dict[str, list[str]]:
         return {part: [type(member).__name__ for member in members] for part, members in self._parts.items()}
 
+    @property
+    def _parameters(self) -> list[list[list[Any]]]:
+        """Name and shape of each, by optimizer and group; what is none of the model's, like a master, has no name."""
+        return [
+            [
+                [[self._name_of.get(id(each), ""), list(each.shape)] for each in group["params"]]
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self._optimizers
+        ]
+
     def _state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
-        told: dict[str, Any] = {"kinds": self._kinds} | {
+        told: dict[str, Any] = {"kinds": self._kinds, "parameters": self._parameters} | {
             part: _apart([member.state_dict() for member in members], part, tensors)
             for part, members in self._parts.items()
         }
@@ -203,8 +252,9 @@ class Checkpoint:
             if not isinstance(told, dict):
                 raise ValueError("its metadata is no table")
         except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+            why = one_line(str(error))
             raise ModelError(
-                f"checkpoint {self.path}: is no readable checkpoint ({error}): name another, or remove it"
+                f"checkpoint {self.path}: is no readable checkpoint ({why}): name another, or remove it"
             ) from None
         if told.get("format") != FORMAT:
             number = told.get("format")
@@ -272,6 +322,31 @@ def _joined(told: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if word == TUPLE:
         return tuple(_joined(each, tensors) for each in inner)
     return {_joined(key, tensors): _joined(each, tensors) for key, each in inner}
+
+
+def _compare(theirs: list[list[list[Any]]], ours: list[list[list[Any]]]) -> None:
+    """The parameters of each group of each optimizer, in their order; one without a name may be any of its shape."""
+    for their_groups, our_groups in zip(theirs, ours, strict=True):
+        for (name, shape), (our_name, our_shape) in zip(chain(*their_groups), chain(*our_groups), strict=True):
+            if shape != our_shape or (name and our_name and name != our_name):
+                there, here = f"{name or 'a parameter'} of {shape}", f"{our_name or 'one'} of {our_shape}"
+                raise ValueError(f"it has {there} where {here} is given")
+
+
+def _check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """By its groups, and by the tensors that have their parameter's shape."""
+    theirs, ours = ([group["params"] for group in groups] for groups in (state["param_groups"], optimizer.param_groups))
+    there, here = [len(group) for group in theirs], [len(group) for group in ours]
+    if there != here:
+        raise ValueError(f"its groups are of {there} parameters, and groups of {here} are given")
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return  # it may mean something else by the same words
+    for number, parameter in zip(chain(*theirs), chain(*ours), strict=True):
+        kept = state["state"].get(number, {})
+        for word in ALIKE:
+            if isinstance(values := kept.get(word), torch.Tensor) and values.shape != parameter.shape:
+                shapes = f"{list(values.shape)}, and parameter {number} is of {list(parameter.shape)}"
+                raise ValueError(f"it has {word} of {shapes}")
 
 
 def _listed(kinds: dict[str, list[str]]) -> str:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from skerry.adapters.attached import Attached, a_module, trainable
+from skerry.adapters.attached import Attached, a_module, named, trainable
 from skerry.adapters.buffers import ChangedBuffers
 from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
 from skerry.adapters.device import placed
@@ -87,7 +87,7 @@ class Learner(BaseLearner):
         with self._claimed(own):
             island = island_of(model, list(own.values()), group)
             if checkpoint is not None:
-                kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s)
+                kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s, named(model))
                 self._restore(Checkpoint(checkpoint, *kept), island)
             parameters = TorchParameters(model, optimizer, masters, island)
             parameters.frozen = frozen_of(model, frozen)

@@ -25,6 +25,7 @@ ROW = 4096  # elements of one kernel row, the first level of a two-level norm
 EVEN = 1.1  # largest fragment over the mean, at most, where tensors may be cut and the mean is 64k elements or more
 FINE = 1 / 64  # of a fragment: rows up to this size stay whole where a tensor is cut
 BY_SIZE = (24, 12, 6)  # how many fragments, where that follows from the model's size
+DIMENSIONS_MAX = 64  # of a tensor, as numpy and PyTorch have it
 LARGE = 1 << 19  # parameters: half of what it costs a syncer to merge a smaller fragment is no arithmetic
 
 Kind = Literal["embedding", "other"]
@@ -53,6 +54,10 @@ class Layout(msgspec.Struct, frozen=True):
         if not self.tensors:
             raise ValueError("a layout needs at least one tensor")
         for tensor in self.tensors:
+            if len(tensor.shape) > DIMENSIONS_MAX:
+                raise ValueError(
+                    f"{tensor.name}: has {len(tensor.shape)} dimensions, and at most {DIMENSIONS_MAX} can be"
+                )
             if any(extent <= 0 for extent in tensor.shape):
                 raise ValueError(f"{tensor.name}: shape {tensor.shape} has no elements")
         names = [tensor.name for tensor in self.tensors]

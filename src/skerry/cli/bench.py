@@ -42,6 +42,10 @@ EVERY = Kind(count, 1, configs.most("sync.sync_every"))
 FRAGMENTS = Kind(count, 1, configs.most("sync.num_fragments"))
 SECONDS = Kind(seconds, 0.5, 3600)
 CORES = Kind(count, 0, 4096)
+BATCH = Kind(count, 1, configs.most("data.batch"))
+STEPS = Kind(count, 1, 1e6)
+PAIRS = Kind(count, 1, 1e4)
+RANKS = Kind(count, 2, 64)
 VIEWERS = Kind(count, 1, 64)  # as many as a page lets in
 ROUND_TRIP = Kind(milliseconds, 0, 60, "0 to 60 s")
 RATE = Kind(mbit_per_s, 1e3, 1e12, "1kbit to 1Tbit")
@@ -65,28 +69,28 @@ def run(words: Sequence[str]) -> int:
 def _learner(words: Sequence[str]) -> int:
     parser = cli.Parser(prog="skerry bench learner", description="What attaching to a syncer costs a training loop.")
     parser.add_argument("--model", choices=list(SHAPES), default="1m")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=cli.counting(BATCH), default=4)
     parser.add_argument("--device", default="cpu", help="torch device of the loop")
-    parser.add_argument("--steps", type=int, default=25, help="steps in one stretch")
-    parser.add_argument("--pairs", type=int, default=15, help="plain and attached stretches, in alternation")
+    parser.add_argument("--steps", type=cli.counting(STEPS), default=25, help="steps in one stretch")
+    parser.add_argument(
+        "--pairs", type=cli.counting(PAIRS), default=15, help="plain and attached stretches, in alternation"
+    )
     parser.add_argument("--node", choices=["process", "thread"], help="where the learner's node runs (or SKERRY_NODE)")
     parser.add_argument("--state", choices=STATES, help="where the learner's state is (or SKERRY_STATE)")
     parser.add_argument("--island", choices=["ddp", "fsdp"], default="", help="several processes as one learner")
-    parser.add_argument("--ranks", type=int, default=0, help="how many (2)")
+    parser.add_argument("--ranks", type=cli.counting(RANKS), default=0, help="how many (2)")
     parser.add_argument(
         "--cores", type=cli.typed(CORES), default=0, metavar="C", help="for the loop alone (0: all share all)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, overrides = cli.parse(parser, words)
     refuse_overrides(overrides)
-    if (options.ranks != 0 and not options.island) or (options.island and options.ranks == 1) or options.ranks < 0:
+    if options.ranks and not options.island:
         raise Refusal(f"--ranks {options.ranks}: it is how many processes an --island has, two or more")
     if options.island and options.device != "cpu":
         raise Refusal(f"--device {options.device}: an --island is measured on the CPU, with gloo")
     if options.island and options.cores:
         raise Refusal(f"--cores {options.cores:g}: it is for a learner of one process, not for an --island")
-    if min(options.steps, options.pairs, options.batch) < 1:
-        raise Refusal("--steps, --pairs, --batch: give numbers above zero")
     cli.need("torch", "torch", "skerry bench learner")
     from skerry.proof.bench.learner import measure
 

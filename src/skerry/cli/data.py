@@ -20,7 +20,7 @@ from skerry.data.encode import BYTES, Encoder, encoder_of, together
 from skerry.data.pack import Pack
 from skerry.data.sources import Sources
 from skerry.data.write import SHARD_TOKENS, Writer
-from skerry.errors import Refusal
+from skerry.errors import Refusal, one_line
 from skerry.text import Kind, count, size
 
 SHARD = Kind(count, 1, 1 << 40)
@@ -132,7 +132,8 @@ def _print(record: dict[str, Any]) -> None:
     print(
         f"{record['pack']}: {record['tokens']:,} tokens of {record['documents']:,} documents, {size(disk_bytes)} in "
         f"{len(record['shards'])} shards ({record['dtype']})\n"
-        f"tokenizer {record['tokenizer']}, vocabulary {record['vocabulary']:,}, separator {record['separator']}\n"
+        f"tokenizer {one_line(record['tokenizer'])}, vocabulary {record['vocabulary']:,}, "
+        f"separator {record['separator']}\n"
         f"{record['train']:,} tokens to train on, {record['held_out']:,} held out\n"
         f"digest {record['digest']}" + (", every shard is as it was packed" if record.get("checked") else "")
     )

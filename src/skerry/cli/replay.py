@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from skerry import cli
 from skerry.cli.export import check_out
 from skerry.cli.live import forked_from
-from skerry.errors import Refusal
+from skerry.errors import Refusal, printable
 from skerry.run.facts import read_run
 from skerry.run.replay import Excluded, Report, Show, replay
 
@@ -107,7 +107,7 @@ def _record(report: Report, run_dir: Path) -> dict[str, Any]:
 def _print(report: Report) -> None:
     for line in [*report.violations, report.first_difference, report.left_out, report.begins]:
         if line:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
     if not report.agrees:
         print(f"not identical: {report.recomputed} of {report.merges} merges agreed up to there")
     elif report.recomputed:
@@ -117,7 +117,7 @@ def _print(report: Report) -> None:
     else:
         print(_nothing(report))
     if report.lineage is not None:
-        print(f"forked from {forked_from(report.lineage)}")
+        print(printable(f"forked from {forked_from(report.lineage)}"))
     if report.excluded is not None:
         _print_excluded(report.excluded)
 

@@ -23,7 +23,8 @@ import xxhash
 
 from skerry.data.order import window_numbers
 from skerry.data.windows import HELD_OUT_EVERY, Batch, chunk_tokens, need_window, windows
-from skerry.errors import DataError
+from skerry.disk import contents, opened
+from skerry.errors import DataError, one_line
 
 INDEX = "index.json"
 UNFINISHED = "index.json.part"  # of a pack that is being written, or was broken off
@@ -211,7 +212,7 @@ def is_pack(path: str | Path) -> bool:
     try:
         if (folder / UNFINISHED).is_file() or (folder / SHARDS / "00000.bin").is_file():
             return True
-        with (folder / INDEX).open("rb") as file:
+        with opened(folder / INDEX, through_link=True) as file:
             return file.read(64).startswith(b'{"format":"%s"' % FORMAT.encode())
     except OSError:
         return False
@@ -220,14 +221,15 @@ def is_pack(path: str | Path) -> bool:
 def read_index(path: Path) -> tuple[Index, str]:
     """The index of a pack and its digest; the shards are not looked at."""
     try:
-        data = (path / INDEX).read_bytes()
+        data = contents(path / INDEX, through_link=True)
         index = msgspec.json.decode(data, type=Index)
     except OSError as error:
         if (path / UNFINISHED).exists():
             raise DataError(f"{path} is a pack that was not finished; remove it and pack anew") from None
         raise DataError(f"{path} is no pack: {INDEX} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path / INDEX} is not the index of a pack ({error}); copy it again or pack anew") from None
+        why = one_line(str(error))
+        raise DataError(f"{path / INDEX} is not the index of a pack ({why}); copy it again or pack anew") from None
     for fault in _faults(index):
         raise DataError(f"{path / INDEX} {fault}; copy it again or pack anew")
     return index, xxhash.xxh3_128_hexdigest(data)
@@ -235,15 +237,21 @@ def read_index(path: Path) -> tuple[Index, str]:
 
 def _faults(index: Index) -> Iterable[str]:
     if index.format != FORMAT:
-        yield f"is not the index of a pack (format {index.format!r})"
+        yield f"is not the index of a pack (format {one_line(repr(index.format))})"
     elif index.version != VERSION:
         yield f"is of version {index.version}, and this Skerry reads version {VERSION}"
     elif not 0 < index.vocabulary <= DTYPES[index.dtype]:
         yield f"has a vocabulary of {index.vocabulary}, which {index.dtype} does not hold"
+    elif index.separator is not None and not 0 <= index.separator < index.vocabulary:
+        yield f"says that documents end with token {index.separator}, and its vocabulary is {index.vocabulary}"
     elif not all(SHARD_NAME.fullmatch(shard.name) and shard.tokens > 0 for shard in index.shards):
         yield "names a shard that cannot be one"
+    elif len({shard.name for shard in index.shards}) < len(index.shards):
+        yield "names a shard twice"
     elif not index.tokens or index.tokens != sum(shard.tokens for shard in index.shards):
         yield f"says {index.tokens} tokens, and its shards are of another number"
+    elif not 0 <= index.documents <= index.tokens:
+        yield f"says {index.documents} documents, and none is without a token"
 
 
 def _held_out_tokens(total: int, chunk: int) -> int:

@@ -9,6 +9,7 @@ from skerry.errors import WireError
 from skerry.wire.connection import is_file
 
 PORT = 7077
+PORT_MAX = 65535
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -19,6 +20,8 @@ def parse_address(address: str) -> tuple[str, int]:
     is_host = ":" not in host or (host.startswith("[") and host.endswith("]"))
     if not (host or port) or not is_port or not is_host:
         raise WireError(f"{address!r} is no address of a syncer: write host:port")
+    if port and not (len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
+        raise WireError(f"{address!r:.80} is no address of a syncer: its port must be from 1 to {PORT_MAX}")
     return host.strip("[]"), int(port or PORT)
 
 

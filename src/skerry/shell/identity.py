@@ -16,6 +16,7 @@ from skerry.errors import ConfigError, WireError
 from skerry.secrecy import objection
 from skerry.shell.address import is_loopback
 from skerry.store.files import fresh, opened, temporary
+from skerry.wire.connection import address_of, is_file
 from skerry.wire.tls import Tls, name_of
 
 TOKEN_BITS_MIN = 128  # where it is random
@@ -39,12 +40,18 @@ class Identity(NamedTuple):
 def identity(
     name: str | None, token_file: str | Path | None, key_file: str | Path | None, spelled: Spelled = str
 ) -> Identity:
-    """By what is given, else what the environment says."""
+    """By what is given, else what the environment says; what no syncer takes as a name is refused before dialling."""
+    from skerry.node.peers import NAME, no_name  # not where only secrets are asked for: a command begins sooner
+
     name = name or os.environ.get("SKERRY_NAME")
+    if name and not NAME.fullmatch(name):
+        raise ConfigError(no_name(name))
     token, key_file = secrets_of(token_file, key_file, spelled)
     if key_file is None:
         return Identity(name or _own_name(), token)
     owner = name_of(key_file)
+    if not NAME.fullmatch(owner):
+        raise ConfigError(f"{key_file}: is no learner's key: ask for one, made with skerry keys issue")
     if name and name != owner:
         raise ConfigError(
             f"{spelled('name')} (or SKERRY_NAME) = {name}, and {key_file} is the key of {owner}: leave the name "
@@ -75,14 +82,17 @@ def check_private(
     addresses: Iterable[tuple[str, int]], key_file: str | None, insecure: bool, spelled: Spelled = str
 ) -> None:
     """Beyond this machine nothing is said in the clear, unless somebody says so in words: whoever answers at that
-    address, or is on the way, would read and change what is sent."""
+    address, or is on the way, would read and change what is sent. A file may name another machine at any time."""
     if key_file or insecure or os.environ.get("SKERRY_INSECURE", "") not in ("", "0"):
         return
     for host, port in addresses:
+        if is_file(host) and not os.path.exists(host[1:]):
+            raise ConfigError(f"{host}: there is no file {host[1:]!r}: name the one that the syncer's host:port is in")
         if not is_loopback(host or "localhost"):
             word = spelled("insecure") if spelled is not str else "insecure=True"
+            what = "names a file, which may lead to another machine" if is_file(host) else "is another machine"
             raise ConfigError(
-                f"{host}:{port} is another machine; without a key anybody on the way reads and changes what is sent: "
+                f"{address_of(host, port)} {what}; without a key anybody on the way reads and changes what is sent: "
                 f"give {spelled('key_file')} (or SKERRY_KEY_FILE), made there with skerry keys issue; inside a VPN "
                 f"{word} (or SKERRY_INSECURE=1) does without"
             )

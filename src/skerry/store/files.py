@@ -20,8 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedRandom
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from skerry.disk import contents as contents
+from skerry.disk import opened as opened
 from skerry.disk import sync_folder
 from skerry.errors import StoreInUse
 from skerry.memory import PAGE_BYTES
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LONG_BYTES = 1 << 20  # what is shorter may go through the page cache, and stay in it
-SMALL_BYTES_MAX = 64 << 20  # of what lies beside a store and is read as a whole
 SECTOR_BYTES = 512  # what a disk is written in
 
 
@@ -304,27 +305,6 @@ def put_in_place(path: Path, data: bytes, mode: int = 0o644) -> None:
             raise
 
 
-def opened(path: Path, *, through_link: bool = False) -> BinaryIO:
-    """A plain file to be read; `OSError` at once if anything else lies there: a pipe would be waited for."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if through_link else os.O_NOFOLLOW)
-    fd = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is no plain file", str(path))
-    return open(fd, "rb")
-
-
 # All that a small file which anybody may have written may do to who decodes it: what is not there, is no text, is
 # nested without end, or has numbers that no float holds.
 UNREADABLE = (OSError, ValueError, OverflowError, RecursionError)
-
-
-def contents(path: Path, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
-    """All of a small file beside the store; `OSError` if it is longer than any of its kind, or no plain file."""
-    with opened(path) as file:
-        data = file.read(min(os.fstat(file.fileno()).st_size, bytes_max) + 1)  # so much memory is taken at once
-        while len(data) <= bytes_max and (more := file.read(min(LONG_BYTES, bytes_max + 1 - len(data)))):
-            data += more  # it grows
-    if len(data) > bytes_max:
-        raise OSError(errno.EFBIG, f"is longer than {bytes_max} bytes", str(path))
-    return data
