@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from skerry.disk import contents
 from skerry.errors import ConfigError, LocalError
 from skerry.text import near
 
@@ -368,9 +367,13 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def read_toml(file: Path, refusal: type[LocalError], which: str) -> dict[str, Any]:
-    """The tables of a file; `which` says whose path to check if it cannot be read."""
+    """The tables of a file, or of a pipe; `which` says whose path to check if it cannot be read."""
     try:
-        tables = tomllib.loads(contents(file, FILE_BYTES_MAX, through_link=True).decode("utf-8"))
+        with open(file, "rb") as source:
+            data = source.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise refusal(f"{file}: is longer than {FILE_BYTES_MAX} bytes: check the path {which}")
+        tables = tomllib.loads(data.decode("utf-8"))
     except OSError as error:
         raise refusal(f"{file}: cannot be read ({error.strerror}): check the path {which}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -226,7 +226,7 @@ def test_a_file_that_python_cannot_go_down_to_is_refused_by_everybody_who_reads_
 def test_a_config_file_that_is_not_there(folder, refused):
     assert "nosuch.toml: cannot be read (No such file" in refused("train", *HERE, "--config", "nosuch.toml")
     (folder / "dir.toml").mkdir()
-    assert "dir.toml: cannot be read (is no plain file)" in refused("train", *HERE, "--config", "dir.toml")
+    assert "dir.toml: cannot be read (Is a directory)" in refused("train", *HERE, "--config", "dir.toml")
 
 
 def test_an_empty_config_file_changes_nothing(folder, refused):
