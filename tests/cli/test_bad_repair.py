@@ -142,7 +142,8 @@ def contents(root):
     "words",
     [
         ("rollback", "RUN", "--to", "0"), ("prune", "RUN", "--keep-days", "0"),
-        ("prune", "RUN", "--kept", "0", "--dry-run"), ("extend", "RUN", "--steps", "999"), ("drop", "RUN", "a"), ("set", "RUN", "sync.quorum=1"),
+        ("prune", "RUN", "--kept", "0", "--dry-run"), ("extend", "RUN", "--steps", "999"),
+        ("drop", "RUN", "a"), ("set", "RUN", "sync.quorum=1"),
         ("fork", "RUN", "FORK"), ("fork", "RUN", "FORK", "--version", "0"), ("evaluate", "RUN"),
     ],
     ids="-".join,
