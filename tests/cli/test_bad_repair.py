@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from cli.called import called
 from e2e.processes import Running, until
 from node.pair import Pair, config_of
 from skerry import cli
@@ -115,6 +116,54 @@ def test_a_tape_that_was_cut_off_is_never_gone_on_with(capsys, tmp_path, words, 
     if words[0] != "train" or left:
         assert "truncated: the tape ends" in line and f"status.json says {sum(pair.versions)}" in line
     assert segment.read_bytes() == cut, "it is as it was"
+
+
+def cut_in_half(root):
+    """The tape of a run whose syncer has said how far it was."""
+    with Pair(root, config_of(steps=200, store={"keep_every": 0.1})) as pair:
+        pair.join("a")
+        pair.until(lambda: len(pair.syncer.machine.state.kept) >= 2)
+    (root / "status.json").write_text(json.dumps({"merges": sum(pair.versions), "phase": "steady"}))
+    segment = root / "tape" / "000001.seg"
+    os.truncate(segment, segment.stat().st_size // 2)
+    return f"{segment} at byte ", f"truncated: the tape ends with {merges_in(root)} merges, status.json says"
+
+
+def merges_in(root):
+    with Store.open(root, readonly=True) as store:
+        return state_of(store.records).merges
+
+
+def contents(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rollback", "RUN", "--to", "0"), ("prune", "RUN", "--keep-days", "0"),
+        ("prune", "RUN", "--kept", "0", "--dry-run"), ("extend", "RUN", "--steps", "999"),
+        ("drop", "RUN", "a"), ("set", "RUN", "sync.quorum=1"),
+        ("fork", "RUN", "FORK"), ("fork", "RUN", "FORK", "--version", "0"), ("evaluate", "RUN"),
+    ],
+    ids="-".join,
+)  # fmt: skip
+def test_a_tape_that_was_cut_off_is_not_written_to_nor_its_model_taken_for_the_newest(capsys, tmp_path, words):
+    run = tmp_path / "run"
+    where, why = cut_in_half(run)
+    before = contents(tmp_path)
+    line = refused(capsys, *(tmp_path / word.lower() if word in ("RUN", "FORK") else word for word in words))
+    assert line.startswith(where) and why in line
+    assert contents(tmp_path) == before and not (tmp_path / "fork").exists()
+
+
+def test_who_lists_or_reports_a_run_hears_that_its_tape_was_cut_off(capsys, tmp_path):
+    run = tmp_path / "run"
+    _, why = cut_in_half(run)
+    for words in (("rollback", run), ("report", run, "--out", tmp_path / "report.html")):
+        code, out, err = called(capsys, *words)
+        assert code == 0 and out and err.count("\n") == 1 and why in err
+    assert why in json.loads(called(capsys, "rollback", run, "--json")[1])["warning"]
 
 
 @pytest.mark.parametrize("verb", ["export", "status", "rollback", "evaluate"])

@@ -264,6 +264,14 @@ def test_a_dry_run_says_what_it_would_free_and_removes_nothing(capsys, root):
     )
 
 
+@pytest.mark.parametrize("words", [[], ["--dry-run"]], ids=["prune", "dry run"])
+def test_a_link_that_leads_nowhere_is_no_bigger_than_it_is(capsys, root, words):
+    for name in ("tape/000000.seg", f"record/{'a' * 64}", f"files/{'a' * 32}"):
+        (root / name).symlink_to(root / "nothing")
+    record = answered(capsys, "prune", root, "--keep-days", 0, *words)
+    assert record["removed"] == (not words) and record["frees"]["total"] > 0
+
+
 def test_it_says_what_replay_can_still_do(capsys, root):
     _, out, _ = called(capsys, "prune", root, "--keep-days", 0, "--kept", 1, "--dry-run")
     assert out.splitlines()[1] == "kept: 1, and 0, the start; replay has no merge left to audit or recompute"

@@ -22,7 +22,7 @@ from e2e.processes import (
     until,
 )
 from e2e.test_processes import SMALL
-from skerry.core.messages import COUNT_MAX
+from skerry.core.facts import COUNT_MAX
 
 TOO_SLOW = 60.0  # seconds a step, by who lies about it
 

@@ -9,11 +9,11 @@ from node.pair import Pair, config_of
 from skerry.core.events import Interrupted
 from skerry.core.facts import Evaluated
 from skerry.core.state import state_of
-from skerry.errors import FileDamaged, Refusal, StoreError
-from skerry.run.evaluations import EVALUATIONS, curve, fact_of, keep, newest, put_on_tape, read, state_in, waiting
+from skerry.errors import FileDamaged, Refusal, StoreError, TapeDamaged
+from skerry.run.evaluations import EVALUATIONS, curve, fact_of, keep, newest, put_on_tape, read, waiting
 from skerry.run.export import read_model
 from skerry.run.facts import facts_of
-from skerry.run.last_words import STATUS, SUMMARY, last_words
+from skerry.run.last_words import STATUS, SUMMARY, last_words, whole_state
 from skerry.run.provenance import PROVENANCE, commands_of
 from skerry.run.replay import replay
 from skerry.run.status import status_of
@@ -53,7 +53,7 @@ def test_the_newest_model_is_the_exported_one(root):
 
 
 def test_a_kept_version_the_start_and_what_was_before_the_end(root):
-    state = state_in(root)
+    state = whole_state(root)
     start, kept, before, newest = read(root, 0), read(root, 1), read(root, before_close=True), read(root)
     assert start.versions == (0,) * len(state.fragments) and (start.progress, start.tokens) == (0.0, 0)
     assert kept.versions == state.kept[0].versions and kept.tokens is None
@@ -119,6 +119,15 @@ def test_a_crash_behind_the_commit_doubles_nothing(root):
     (root / EVALUATIONS).write_bytes(lines)
     put_on_tape(root)
     assert len(on_tape(root)) == 1 and not (root / EVALUATIONS).exists()
+
+
+def test_nothing_is_put_on_a_tape_that_was_cut_off(root):
+    keep(root, fact_of(read(root), {"loss": 2.5}))
+    (root / STATUS).write_text('{"merges": 10000}')
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(TapeDamaged, match=r"truncated: the tape ends with [0-9]+ merges, status.json says 10000"):
+        put_on_tape(root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
 LINE = b'{"type":"Evaluated","versions":[%s],"progress":%s,"tokens":%s,"figures":{"%s":%s},"at":%s}\n'

@@ -17,8 +17,8 @@ from skerry.node import versions
 from skerry.proof.sim.files import Crash, CrashFiles, Inode, Session
 from skerry.run import repair
 from skerry.run.export import write_model
-from skerry.run.facts import entries_of, first_segment, fragments_of, history_of
-from skerry.run.prune import DAY_S, carry_out, choose, freed, make_way
+from skerry.run.facts import entries_of, first_segment, fragments_of, history_of, read_run
+from skerry.run.prune import DAY_S, _bytes, carry_out, choose, freed, make_way
 from skerry.run.replay import replay
 from skerry.run.rollback import roll_back
 from skerry.run.status import status_of
@@ -155,6 +155,11 @@ def test_what_makes_way_is_what_was_to_go_and_another_prune_ends_it(root, tmp_pa
         replayed(root)
     pruned(root, before=2)
     check_replays(root)
+
+
+def test_what_somebody_removes_meanwhile_frees_nothing(root):
+    there = next(iter((root / "record").iterdir()))
+    assert _bytes(iter([root / "record" / "gone", there])) == there.stat().st_size
 
 
 # ---------------------------------------------------------------------------------------------- what goes
@@ -310,6 +315,20 @@ def test_exact_repair_says_that_the_tape_lacks_its_merges(under_way, caplog):
 # ---------------------------------------------------------------------------------------------- refused, damaged
 
 
+def test_a_tape_that_is_pruned_while_it_is_replayed_is_read_again_from_where_it_begins_then(root):
+    readings = 0
+
+    def read(store):
+        nonlocal readings
+        readings += 1
+        if readings == 1:
+            pruned(root, before=2)
+        return replay(store)
+
+    report = read_run(root, read)
+    assert readings == 2 and report.identical and report.begins
+
+
 def test_without_one_learner_needs_the_whole_tape(root):
     pruned(root, before=2)
     with pytest.raises(ReplayError, match="pruned, and --exclude needs all of it"):
@@ -320,7 +339,7 @@ def test_a_segment_that_was_not_pruned_is_missed(root):
     choice = pruned(root, before=2)
     (root / f"tape/{choice.first:06d}.seg").unlink()
     with pytest.raises(TapeDamaged, match=f"{choice.first:06d}.seg is missing"):
-        replayed(root)
+        read_run(root, replay)
 
 
 def test_a_kept_file_that_has_rotted_is_named_by_replay(root):

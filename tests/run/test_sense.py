@@ -9,18 +9,24 @@ import pytest
 from cli.called import called
 from node.pair import Pair, config_of
 from skerry.core.facts import (
+    COUNT_MAX,
+    Buffered,
     Checkpointed,
     Discarded,
     EpochStarted,
     Injected,
     Kept,
     LifeStarted,
+    Paused,
     PhaseChanged,
     Restored,
     Row,
+    RunCreated,
     Sample,
     Sampled,
     Seen,
+    SteppedBack,
+    Stretch,
     Witnessed,
 )
 from skerry.core.state import RunState, decode_fact
@@ -29,6 +35,7 @@ from skerry.page.feed import Feed
 from skerry.run.facts import history_of
 from skerry.run.history import history_in
 from skerry.run.status import status_of
+from skerry.run.tally import tally
 from skerry.store import Store
 
 FIGURES = (1, 1, 1, (0.1,), 0, 0.0, 0, 0.0, 0, 0.0, 0, 0.0, 1.0, 1.0)
@@ -39,11 +46,11 @@ IN_THE_STATE = {
     "a ninth epoch": EpochStarted(9),
     "a fragment that is not there was given up": Discarded((Row("a", 1, 99, 0, 0, 5, 5, "died"),), (), 1.0),
     "a fragment that is not there is restored": Restored(
-        fragment=99, version=1, file="../../../../etc/passwd", digest=b"", state=b"", theta=b"", source="x"
+        fragment=99, version=1, file="a" * 32, digest=b"", state=b"", theta=b"", source="x"
     ),
     "a fragment that is not there is in a file": Checkpointed(99, 0, "a" * 32, b""),
-    "a version that is in another file": Checkpointed(0, 0, "../../../etc/passwd", b""),
-    "files elsewhere are kept": Kept(1, (0, 0, 0), ("../../etc/passwd",) * 3, 0.5, 1.0),
+    "a version that is in another file": Checkpointed(0, 0, "a" * 32, b""),
+    "other files are kept": Kept(1, (0, 0, 0), ("a" * 32,) * 3, 0.5, 1.0),
     "a stranger is turned out": Witnessed("nobody", 1, "expelled", 1.0),
 }
 IN_THE_HISTORY = {
@@ -61,11 +68,24 @@ UNREADABLE = {
     "a table of another kind": {"fragments": b"{}"},
     "a table nested without end": {"fragments": NESTED},
     "a layout nested without end": {"layout": NESTED},
+    "files whose names are too long": {"files": ("x" * 1000,) * 3},
+    "files elsewhere": {"files": ("../../../etc/passwd",) * 3},
     "what else there is, nested without end": {"contents": b"\x81\xa1x" + b"\x91" * 300_000},
 }
-AT_NO_TIME = {
-    "before all time": Injected("kill", "a", "", -1e300, 1.0),
-    "until no time": Injected("kill", "a", "", 1.0, float("nan")),
+PASSWORDS = "../../../etc/passwd"
+OTHER = {"digest": b"", "state": b"", "theta": b""}
+IMPOSSIBLE = {
+    "a fault before all time": Injected("kill", "a", "", -1e300, 1.0),
+    "a fault until no time": Injected("kill", "a", "", 1.0, float("nan")),
+    "a checkpoint elsewhere": Checkpointed(0, 1, PASSWORDS, b""),
+    "files elsewhere are kept": Kept(1, (0, 0, 0), (PASSWORDS,) * 3, 0.5, 1.0),
+    "a version from elsewhere is restored": Restored(fragment=0, version=0, file=PASSWORDS, source="x", **OTHER),
+    "buffers elsewhere": Buffered("a", 1, 1, 1, PASSWORDS, 1.0),
+    "a step back to elsewhere": SteppedBack(1, 0, 1, b"", 0, PASSWORDS, b"", b"", b""),
+    "steps that nobody can have done": Paused((Seen("a", 1, 1 << 62, 0, 0, 0, 0.0),), 1.0),
+    "steps alone that nobody can": Paused((Seen("a", 1, 9, 9, 0, 0, 0.0, Stretch(0, 0, (1 << 63) - 1, 0)),), 1.0),
+    "bytes below nothing": LifeStarted("a", 2, "p", 0, 1.0, seen=(Seen("a", 1, 9, 9, -1, 0, 0.0),)),
+    "work that nobody can have done": Discarded((Row("a", 1, 0, 0, 0, 5, 1 << 60, "died"),), (), 1.0),
 }
 
 
@@ -76,13 +96,8 @@ def begun(tmp_path):
     def begin(**other):
         with Pair(tmp_path / "runs" / "begun", config_of()) as pair:
             pair.join("a")
-        with Store.open(pair.root, readonly=True) as store:
-            bodies = [record.body for record in history_of(store)]
-        created = msgspec.structs.replace(decode_fact(bodies[0]), **other)
-        shutil.rmtree(pair.root / "tape")
-        with Store.open(pair.root) as store:
-            for body in [msgspec.msgpack.encode(created), *bodies[1:]]:
-                store.commit([body])
+        first, *rest = facts_in(pair.root)
+        rewrite(pair.root, [msgspec.structs.replace(first, **other), *rest])
         return pair.root, f"{pair.root}/tape/000001.seg record 0"
 
     return begin
@@ -102,6 +117,19 @@ def forged(tmp_path):
         return pair.root, f"{pair.root}/tape/000001.seg record {number}"
 
     return forge
+
+
+def facts_in(root):
+    with Store.open(root, readonly=True) as store:
+        return [decode_fact(record.body) for record in history_of(store)]
+
+
+def rewrite(root, facts):
+    """The tape anew, its chain whole."""
+    shutil.rmtree(root / "tape")
+    with Store.open(root) as store:
+        for fact in facts:
+            store.commit([msgspec.msgpack.encode(fact)])
 
 
 def trouble(root):
@@ -146,7 +174,7 @@ def refused_by_all(root, place, out_file, capsys):
     """Every reader ends in one line with the place."""
     for words in (
         ("status",), ("export",), ("replay",), ("report", "--out", out_file), ("syncer", "--port", 0, "--run"),
-        ("evaluate",), ("prune", "--keep-days", 1), ("fork",), ("backup",),
+        ("evaluate",), ("prune", "--keep-days", 1), ("rollback",), ("fork",), ("backup",),
     ):  # fmt: skip
         more = (out_file,) if words in [("fork",), ("backup",)] else ()
         code, out, err = called(capsys, *words, root, *more)
@@ -162,10 +190,35 @@ def test_a_creation_that_cannot_be_read_is_damage_by_its_place_to_every_reader(b
     refused_by_all(root, place, tmp_path / "out", capsys)
 
 
-@pytest.mark.parametrize("fact", AT_NO_TIME.values(), ids=AT_NO_TIME.keys())
-def test_a_fault_at_no_time_is_damage_by_its_place_to_every_reader(forged, tmp_path, fact, capsys):
+@pytest.mark.parametrize("fact", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_what_can_be_true_of_no_run_is_damage_by_its_place_to_every_reader(forged, tmp_path, fact, capsys):
     root, place = forged(fact)
     refused_by_all(root, place, tmp_path / "out", capsys)
+
+
+def test_sums_that_no_tape_can_hold_end_a_prune_before_it_has_written(forged, capsys):
+    root, _ = forged(Discarded((), tuple(Seen(f"b{n}", 1, 1, COUNT_MAX, 0, 0, 0.0) for n in range(700)), 1.0))
+    before = facts_in(root)
+    code, out, err = called(capsys, "prune", root, "--keep-days", 0)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and f"{root}/tape: cannot be true" in err, err
+    assert facts_in(root) == before
+
+
+@pytest.mark.parametrize("lacks", [RunCreated, EpochStarted], ids=lambda fact: fact.__name__)
+def test_a_tape_without_its_beginning_has_no_twin(tmp_path, lacks, capsys):
+    with Pair(tmp_path / "run", config_of(steps=40)) as pair:
+        pair.join("a")
+        pair.close()
+    rewrite(pair.root, [fact for fact in facts_in(pair.root) if not isinstance(fact, lacks)])
+    code, out, err = called(capsys, "simulate", "run", pair.root)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and f"{pair.root}/tape: cannot be true" in err, err
+
+
+def test_a_tape_without_its_creation_adds_up_to_nothing(forged):
+    root, _ = forged(EpochStarted(2))
+    rewrite(root, facts_in(root)[1:])
+    with Store.open(root, readonly=True) as store, pytest.raises(TapeDamaged, match=f"{root}/tape: cannot be true"):
+        tally(store)
 
 
 def test_a_syncer_does_not_begin_on_it(forged, capsys):

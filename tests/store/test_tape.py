@@ -108,6 +108,25 @@ def test_a_flipped_bit_is_damage_unless_it_may_be_a_torn_tail() -> None:
         assert damaged.read(SEGMENT_1) == data, "damage is left as it is"
 
 
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_bytes_put_in_or_taken_out_are_damage_unless_the_last_group_is_hit(size: int) -> None:
+    """What was committed behind them is whole, only elsewhere: no crash has torn it."""
+    files, ends = written(*GROUPS)
+    data = files.read(SEGMENT_1)
+    for at in range(HEADER_BYTES, len(data)):
+        before = joined(GROUPS[: sum(end <= at for end in ends)])
+        grown, shrunk = data[:at] + b"?" * size + data[at:], data[:at] + data[at + size :]
+        for changed, is_last_hit in ((grown, at > ends[-2]), (shrunk, at + size > ends[-2])):
+            damaged = with_contents(s1=changed)
+            if is_last_hit:
+                assert Tape.open(damaged)[1] == before
+                continue
+            for look in (Tape.open, lambda files: list(read_all(files))):
+                with pytest.raises(TapeDamaged, match=r"tape/000001\.seg is damaged from .* \(an intact one follows"):
+                    look(damaged)
+            assert damaged.read(SEGMENT_1) == changed
+
+
 def test_damage_names_segment_record_and_byte() -> None:
     files, ends = written(*GROUPS)
     data = bytearray(files.read(SEGMENT_1))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry import errors
+from skerry.core.facts import Stretch
 from skerry.core.messages import (
     PROTOCOL,
     Buffers,
@@ -246,6 +247,9 @@ JUNK = {
     "pickle": raw(frames.MESSAGE, b"cos\nsystem\n(S'true'\ntR."),
     "contribution without payload": raw(frames.MESSAGE, msgspec.msgpack.encode(contribution(0))),
     "report with payload": raw(frames.BULK, msgspec.msgpack.encode((1, 5, REPORT))),
+    "work done before the first step": raw(
+        frames.MESSAGE, msgspec.msgpack.encode(msgspec.structs.replace(REPORT, alone=Stretch(-5)))
+    ),
     "announcement that is none": raw(frames.BULK, msgspec.msgpack.encode((1, contribution(0)))),
     "payload too long": raw(frames.BULK, msgspec.msgpack.encode((1, 6, contribution(5)))),
     "payload too short": raw(frames.BULK, msgspec.msgpack.encode((1, 4, contribution(5)))),

@@ -24,6 +24,7 @@ from skerry.core.state import RunState
 from skerry.errors import FileDamaged, HookFailed, Refusal
 from skerry.plan import layouts
 from skerry.run import evaluations, hook
+from skerry.run.last_words import whole_state
 from skerry.shell.evaluate import Measure, figures_told, finish, follow, looks
 from skerry.shell.signals import end_with
 from skerry.text import Kind, count, share
@@ -42,7 +43,7 @@ def run(words: Sequence[str]) -> int:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     end_with(options.parent)
     root: Path = options.run
-    state = evaluations.state_in(root)
+    state = whole_state(root)
     if options.every_kept and (options.watch or options.version is not None):
         raise Refusal("--every-kept: is every version that the run has kept: leave --watch and --version out")
     every = _every(options, state) if options.watch else 0.0

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from skerry import cli
 from skerry import config as configs
 from skerry.cli import ordering
-from skerry.core.messages import COUNT_MAX, ExtendRun
+from skerry.core.facts import COUNT_MAX
+from skerry.core.messages import ExtendRun
 from skerry.errors import Refusal
 
 

@@ -23,10 +23,10 @@ from skerry.core.facts import RunCreated
 from skerry.engines.supervisor import LOCAL, Local, note_speeds
 from skerry.errors import ConfigError
 from skerry.run.backups import failure
-from skerry.run.evaluations import state_in
 from skerry.run.export import lineage_of
 from skerry.run.fork import BUDGETS, Overrides, fork, taken_over
 from skerry.run.holding import when_free
+from skerry.run.last_words import whole_state
 from skerry.store.files import UNREADABLE, contents
 from skerry.train.shapes import with_pack
 
@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _config(parent: Path, overrides: Overrides) -> configs.Config:
-    recorded = configs.decode(state_in(parent).config)
+    recorded = configs.decode(whole_state(parent).config)
     config = taken_over(recorded, overrides)
     if any(key == "data.path" for key, _ in overrides):
         config = with_pack(config)

@@ -17,7 +17,7 @@ from skerry.cli import voice
 from skerry.core.state import RunState
 from skerry.errors import DiskFull, Refusal
 from skerry.run.holding import when_free
-from skerry.run.last_words import open_to_read, state_in
+from skerry.run.last_words import check_whole, last_words, open_to_read, open_to_write, state_in
 from skerry.run.prune import Choice, carry_out, choose, freed, make_way
 from skerry.run.rollback import kept_version
 from skerry.run.status import check_unserved
@@ -43,8 +43,11 @@ def run(words: Sequence[str]) -> int:
         raise Refusal(f"--{overrides[0][0]}: nothing is configured here")
     _check(options.keep_days, options.before, options.kept)
     root: Path = options.run
+    said = last_words(root)  # first: a live syncer only adds to the tape
     with open_to_read(root) as store:  # what is wrong is said before anything is written
-        state, choice = _chosen(store, options)
+        state = state_in(store)
+        check_whole(store, state, said)
+        choice = _chosen(store, state, options)
         record = _record(root, state, choice, options.before)
     if not options.dry_run:
         when_free(root, lambda: check_unserved(root), voice.say)
@@ -59,8 +62,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _prune(root: Path, options: Any) -> None:
-    with when_free(root, lambda: Store.open(root), voice.say) as store:
-        carry_out(store, *_chosen(store, options))
+    with when_free(root, lambda: open_to_write(root), voice.say) as store:
+        state = state_in(store)
+        carry_out(store, state, _chosen(store, state, options))
 
 
 def _check(days: float | None, before: int | None, kept: int | None) -> None:
@@ -74,10 +78,9 @@ def _check(days: float | None, before: int | None, kept: int | None) -> None:
         raise Refusal(f"--kept {kept}: must be 0 or more")
 
 
-def _chosen(store: Store, options: Any) -> tuple[RunState, Choice]:
-    state = state_in(store)
+def _chosen(store: Store, state: RunState, options: Any) -> Choice:
     before = None if options.before is None else kept_version(state, options.before)
-    return state, choose(store, state, time.time(), options.keep_days, before, options.kept)
+    return choose(store, state, time.time(), options.keep_days, before, options.kept)
 
 
 def _record(root: Path, state: RunState, choice: Choice, before: int | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry import cli
-from skerry.cli import live
+from skerry.cli import live, voice
 from skerry.cli.export import check_out
 from skerry.errors import DiskFull, Refusal
 from skerry.report.compare import comparison, differences
@@ -43,6 +43,8 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         cli.print_json(numbers[0] if len(numbers) == 1 else {"runs": numbers, "differences": differences(*numbers)})
         return 0
+    for warning in filter(None, (each["warning"] for each in numbers)):
+        voice.say(warning, "warning")
     html = document(numbers[0]) if len(numbers) == 1 else comparison(*numbers)
     out = options.out or Path(_name(options.runs))
     data = html.encode()

@@ -21,12 +21,12 @@ from skerry.core.state import KeptVersion
 from skerry.errors import Refusal
 from skerry.node import telemetry
 from skerry.run.holding import when_free
-from skerry.run.last_words import STATUS, open_to_read, state_in
+from skerry.run.last_words import STATUS, cut_off, last_words, open_to_read, open_to_write, state_in, whole_state
 from skerry.run.rollback import kept_version, roll_back
 from skerry.run.room import STATE_BYTES
 from skerry.run.status import check_unserved
 from skerry.shell.syncer import write_json
-from skerry.store.store import FILES, Store
+from skerry.store.store import FILES
 from skerry.text import counted, lasting, size
 
 
@@ -47,8 +47,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _listed(root: Path) -> dict[str, Any]:
+    words = last_words(root)  # first: a live syncer only adds to the tape
     with open_to_read(root) as store:
         state = state_in(store)
+        warning = cut_off(store, state, words)
     parameters = decode_layout(state.created.layout).param_count
     return {
         "run_dir": str(root),
@@ -57,7 +59,7 @@ def _listed(root: Path) -> dict[str, Any]:
         "progress": state.progress,
         "bytes_each": STATE_BYTES * parameters,
         "kept": [_about(root, version) for version in [state.start, *state.kept]],
-    }
+    } | ({"warning": warning} if warning else {})
 
 
 def _about(root: Path, version: KeptVersion) -> dict[str, Any]:
@@ -72,10 +74,9 @@ def _about(root: Path, version: KeptVersion) -> dict[str, Any]:
 
 
 def _rolled_back(root: Path, number: int) -> dict[str, Any]:
-    with open_to_read(root) as store:  # what is wrong is said before anything is written
-        kept_version(state_in(store), number)
+    kept_version(whole_state(root), number)  # what is wrong is said before anything is written
     when_free(root, lambda: check_unserved(root), voice.say)
-    with when_free(root, lambda: Store.open(root), voice.say) as store:
+    with when_free(root, lambda: open_to_write(root), voice.say) as store:
         state = state_in(store)
         facts = roll_back(store, state, number)
         for fact in facts:
@@ -93,6 +94,8 @@ def _rolled_back(root: Path, number: int) -> dict[str, Any]:
 
 
 def _show(record: dict[str, Any]) -> None:
+    if warning := record.get("warning"):
+        voice.say(warning, "warning")
     print(f"{record['run_dir']}: {record['progress']:.1%} of the budget spent, {record['merges']} merges; kept are")
     for kept in record["kept"]:
         versions = kept["fragment_versions"]

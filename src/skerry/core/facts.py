@@ -17,6 +17,8 @@ from skerry.core.vocabulary import Closes, Fate, Phase, Sight, Stage, Verb
 
 RULES = 3  # of decisions; a run and its audit go by those it began with
 
+COUNT_MAX = 1 << 53  # of anything that is counted
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in a file beside the tape, which holds none larger
 Moment = Annotated[float, Meta(ge=-1e9, le=1e11)]  # as the tape takes time stamps
 
@@ -57,14 +59,14 @@ class Row(Struct, frozen=True, array_like=True):
     """One settled stretch of one learner's work on one fragment; rows of a (life, fragment) tile (0, settled]."""
 
     learner: str
-    life: int
-    fragment: int
-    from_step: int
-    from_tokens: int
-    to_step: int
-    to_tokens: int
+    life: Count
+    fragment: Count
+    from_step: Count
+    from_tokens: Count
+    to_step: Count
+    to_tokens: Count
     fate: Fate
-    seq: int = 0  # of the contribution, for merged rows
+    seq: Count = 0  # of the contribution, for merged rows
 
     @property
     def steps(self) -> int:
@@ -78,21 +80,21 @@ class Row(Struct, frozen=True, array_like=True):
 class Stretch(Struct, frozen=True, array_like=True):
     """Work of one life on every fragment, (from, to]; from the beginning to the beginning: none."""
 
-    from_step: int = 0
-    from_tokens: int = 0
-    to_step: int = 0
-    to_tokens: int = 0
+    from_step: Count = 0
+    from_tokens: Count = 0
+    to_step: Count = 0
+    to_tokens: Count = 0
 
 
 class Seen(Struct, frozen=True, array_like=True):
     """The highest position of a life the syncer has seen, with its cumulative traffic."""
 
     learner: str
-    life: int
-    step: int
-    tokens: int
-    bytes_up: int
-    bytes_down: int
+    life: Count
+    step: Count
+    tokens: Count
+    bytes_up: Count
+    bytes_down: Count
     step_gap_s_max: float
     alone: Stretch = Stretch()  # the last that spends no budget: it was done without a syncer
 

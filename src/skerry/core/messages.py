@@ -14,14 +14,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from skerry.core.facts import Stretch
+from skerry.core.facts import COUNT_MAX, Count, Stretch
 from skerry.core.vocabulary import NOT_FOR_GOOD, Dismissal, LearnerState, Refusal
 
 PROTOCOL = 3  # of what is said behind the handshake; whoever speaks another is turned away, but not for good
 BUFFERS_BYTES_MAX = 8 << 20  # of all buffers together; a message of more would not go through
 FULL = -1  # base_version of a publication that needs no base, and of a fragment that was never adopted
 
-COUNT_MAX = 1 << 53  # of anything that is counted
 NORM_MAX = 1e30  # of a gradient: what is larger has diverged
 STEP_S_MIN, STEP_S_MAX = 1e-6, 3600.0  # of a step: quicker ones there are not, and a longer pause is none
 LAYOUT_BYTES_MAX = 8 << 20  # a hundred thousand tensors,
@@ -32,7 +31,6 @@ TEXT_CHARS_MAX = 1 << 14  # of a refusal, for a person
 Name = Annotated[str, Meta(max_length=256)]  # of a learner: whoever has one that is no name, and no longer, is told so
 Printable = Annotated[str, Meta(max_length=64, pattern=r"\A[\x20-\x7e]*\Z")]
 Digest = Annotated[bytes, Meta(max_length=32)]
-Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Version = Annotated[int, Meta(ge=FULL, le=COUNT_MAX)]
 Progress = Annotated[float, Meta(ge=0.0, le=1.0)]  # share of the run's budget that is spent
 Seconds = Annotated[float, Meta(ge=0.0, le=float(COUNT_MAX))]

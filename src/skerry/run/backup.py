@@ -24,14 +24,14 @@ from skerry import config as configs
 from skerry.core.facts import Committed
 from skerry.core.state import RunState
 from skerry.disk import sync_folder
-from skerry.errors import FileDamaged, FileMissing, Refusal, TapeDamaged
+from skerry.errors import FileDamaged, FileMissing, Refusal
 from skerry.run import backups
 from skerry.run.backups import MARK, POOL, Backup, Mark, Part, Show
 from skerry.run.evaluations import EVALUATIONS
 from skerry.run.facts import facts_of, first_segment, read_run
 from skerry.run.genesis import FIXED
 from skerry.run.keys import Keys
-from skerry.run.last_words import Words, lacking, last_words, open_to_read, state_in
+from skerry.run.last_words import Words, check_whole, last_words, open_to_read, state_in
 from skerry.run.room import check_elsewhere
 from skerry.run.status import holders_of
 from skerry.store.files import opened
@@ -160,8 +160,7 @@ def _copied(
     store: Store, words: Words, folder: Path, number: int, now: float, with_keys: bool, count: _Count
 ) -> Backup:
     state = state_in(store)
-    if gone := lacking(store, words, state.merges, state.phase == "closed", state.epoch):
-        raise TapeDamaged(gone)
+    check_whole(store, state, words)
     with contextlib.ExitStack() as stack:
         left_out, parts = list[str](), dict[str, Part]()
         held = _collected(store, state, folder, stack, left_out)

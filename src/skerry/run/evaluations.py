@@ -43,12 +43,6 @@ def read(root: Path, number: int | None = None, before_close: bool = False) -> M
     return read_run(root, lambda store: _read(store, number, before_close))
 
 
-def state_in(root: Path) -> RunState:
-    """Where the run in a directory stands by its tape."""
-    with last_words.open_to_read(root) as store:
-        return last_words.state_in(store)
-
-
 def fact_of(model: Model, figures: Mapping[str, float]) -> Evaluated:
     """What was found of the newest model, just now."""
     assert model.tokens is not None, "a kept version is on no curve"
@@ -106,7 +100,7 @@ def put_on_tape(root: Path) -> None:
     found = [msgspec.msgpack.encode(one) for one in waiting(root)]
     if not found:
         return
-    with Store.open(root) as store:
+    with last_words.open_to_write(root) as store:
         known = set(store.records)  # of an earlier time that came no further than the commit
         if fresh := [record for record in found if record not in known]:
             store.commit(fresh)

@@ -34,8 +34,8 @@ class Stamped(NamedTuple, Generic[Said]):
 def read_run(root: Path, read: Callable[[Store], Made]) -> Made:
     """What `read` makes of a run that somebody may be serving meanwhile.
 
-    A file that the tape named when it was opened may be collected before it is read. So where one is missing and the
-    tape has gone on since, the tape is opened and read again.
+    A file that the tape named when it was opened may be collected before it is read, and its first segments pruned. So
+    where one is missing and the tape has gone on since, or begins later, the tape is opened and read again.
     """
     for reading in range(1, READINGS_MAX + 1):
         with open_to_read(root) as store:
@@ -44,12 +44,20 @@ def read_run(root: Path, read: Callable[[Store], Made]) -> Made:
             except FileMissing:
                 if reading == READINGS_MAX or not _has_gone_on(store):
                     raise
+            except TapeDamaged:
+                if reading == READINGS_MAX or not _begins_later(store):
+                    raise
     raise AssertionError("the last reading has returned or raised")
 
 
 def _has_gone_on(store: Store) -> bool:
     with Store.open(store.root, readonly=True) as now:
         return now.tape.head != store.tape.head
+
+
+def _begins_later(store: Store) -> bool:
+    with Store.open(store.root, readonly=True) as now:
+        return first_segment(now) > first_segment(store)
 
 
 def first_segment(store: Store) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from skerry.core.facts import Fact
 from skerry.core.state import RunState, fold
-from skerry.errors import StoreError
+from skerry.errors import StoreError, TapeDamaged
 from skerry.run.sense import sensible, whole_fact
 from skerry.store.files import UNREADABLE, contents
 from skerry.store.store import Store
@@ -36,6 +36,21 @@ def open_to_read(root: Path) -> Store:
         if not (root / "tape").exists() and (lost := lost_tape(root)):
             raise StoreError(lost) from None
         raise
+
+
+def open_to_write(root: Path) -> Store:
+    """The same for who writes, and holds it; a tape that was cut off is refused before anything is written."""
+    whole_state(root)
+    return Store.open(root)
+
+
+def whole_state(root: Path) -> RunState:
+    """The run in a directory, whoever serves it meanwhile; refused if its tape was cut off."""
+    words = last_words(root)  # first: a live syncer only adds to the tape
+    with open_to_read(root) as store:
+        state = state_in(store)
+        check_whole(store, state, words)
+    return state
 
 
 def state_in(store: Store) -> RunState:
@@ -62,9 +77,18 @@ def no_run(store: Store) -> str:
     return cut_off(store, None) or f"{store.root}: holds no run: check the path"
 
 
-def cut_off(store: Store, state: RunState | None) -> str:
-    """Why a tape that leads to this state cannot be all of it, by what was last said of the run; empty if it can."""
-    words = last_words(store.root)
+def check_whole(store: Store, state: RunState, words: Words) -> None:
+    """Refuse a tape that lacks what these words say, which were read before it was."""
+    if cut := cut_off(store, state, words):
+        raise TapeDamaged(cut)
+
+
+def cut_off(store: Store, state: RunState | None, words: Words | None = None) -> str:
+    """Why a tape that leads to this state cannot be all of it, by what was last said of the run; empty if it can.
+
+    Where somebody may be serving the run, `words` were read before the tape was.
+    """
+    words = last_words(store.root) if words is None else words
     if state is None:
         return lacking(store, words, 0, False, 0)
     return lacking(store, words, state.merges, state.phase == "closed", state.epoch)

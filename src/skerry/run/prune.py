@@ -23,7 +23,7 @@ import msgspec
 from skerry.core.facts import Committed, Kept, Pruned
 from skerry.core.state import KeptVersion, RunState
 from skerry.run.facts import history_of
-from skerry.run.sense import fact_of
+from skerry.run.sense import fact_of, sensible
 from skerry.store.store import FILES, RECORD, Store, make_room
 
 DAY_S = 86400.0
@@ -116,7 +116,9 @@ def carry_out(store: Store, state: RunState, choice: Choice) -> None:
     """Nobody else may be writing in the store; `state` is what its tape says."""
     if choice.first > state.first_segment or choice.kept:
         if choice.first > store.tape.number:
-            store.rotate(msgspec.msgpack.encode(state))
+            with sensible(lambda: f"{store.root}/tape"):  # sums may be larger than a tape can hold
+                fold = msgspec.msgpack.encode(state)
+            store.rotate(fold)
         fact = Pruned(choice.first, choice.kept)
         store.commit([msgspec.msgpack.encode(fact)])
         state.apply(fact)
@@ -160,4 +162,12 @@ def _is_before(path: Path, segment: int) -> bool:
 
 
 def _bytes(paths: Iterator[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
+    return sum(map(_size, paths))
+
+
+def _size(path: Path) -> int:
+    """Of a link its own, wherever it leads; of what somebody removed since it was listed none."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0

@@ -6,7 +6,7 @@ like any other, in one line, and other runs are no worse for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,20 @@ import msgspec
 from skerry import config as configs
 from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import decode_layout, decode_table
-from skerry.core.facts import Fact, Ordered, RunCreated
+from skerry.core.facts import (
+    Buffered,
+    Checkpointed,
+    Committed,
+    Fact,
+    Kept,
+    Ordered,
+    Restored,
+    RunCreated,
+    SteppedBack,
+)
 from skerry.core.state import RunState, decode_fact
 from skerry.errors import TapeDamaged, TapeUnknown, one_line
+from skerry.store.store import is_digest
 from skerry.store.tape import Record
 
 # What a fold raises where a fact speaks of what is not there, or of what cannot come next; and whoever reads what is
@@ -58,7 +69,9 @@ def whole_fact(body: bytes, place: Callable[[], str]) -> Fact | RunState:
 
 
 def _look_inside(fact: Fact | RunState) -> None:
-    """At what is encoded in it once more."""
+    """At what is encoded in it once more, and the files that it names."""
+    if wrong := next((name for name in _files_of(fact) if not is_digest(name)), ""):
+        raise ValueError(f"{wrong[:80]!r} is no file digest")
     match fact:
         case RunCreated():
             configs.decode(fact.config)
@@ -70,6 +83,17 @@ def _look_inside(fact: Fact | RunState) -> None:
             configs.decode(fact.config)
         case Ordered() if fact.config:
             configs.decode(fact.config)
+
+
+def _files_of(fact: Fact | RunState) -> Collection[str]:
+    match fact:
+        case RunCreated() | RunState() | Kept():
+            return fact.files
+        case Checkpointed() | SteppedBack() | Restored() | Buffered():
+            return (fact.file,)
+        case Committed() if fact.result.payloads:
+            return (fact.result.payloads,)
+    return ()
 
 
 def place_of(root: Path, record: Record) -> str:

@@ -28,6 +28,7 @@ from skerry.core.facts import (
 from skerry.core.ledger import MERGED
 from skerry.core.state import RunState
 from skerry.run.facts import Stamped, entries_of
+from skerry.run.sense import sensible
 from skerry.store.store import Store
 
 
@@ -145,11 +146,12 @@ class Tally:
 def tally(store: Store) -> Tally:
     """Read the whole tape, its chain verified."""
     result = Tally()
-    for number, (at, fact) in enumerate(entries_of(store)):
-        if not isinstance(fact, RunState):
-            result.take(at, fact)
-        elif number == 0:
-            result.begin(at, fact)
+    with sensible(lambda: f"{store.root}/tape"):
+        for number, (at, fact) in enumerate(entries_of(store)):
+            if not isinstance(fact, RunState):
+                result.take(at, fact)
+            elif number == 0:
+                result.begin(at, fact)
     return result
 
 

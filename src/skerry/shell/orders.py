@@ -19,13 +19,12 @@ from skerry.core.state import RunState
 from skerry.errors import NoAnswer, Refusal, StoreInUse, one_line
 from skerry.node import telemetry
 from skerry.run.holding import HELD_S, LOOK_S, busy
-from skerry.run.last_words import STATUS, open_to_read, state_in
+from skerry.run.last_words import STATUS, open_to_write, state_in
 from skerry.run.orders import carry_out_here
 from skerry.run.status import check_unserved, holders_of, status_of
 from skerry.shell.address import parse_address
 from skerry.shell.identity import ADMIN_KEY, ADMIN_TOKEN, read_admin_token, secrets_of, tls_of
 from skerry.shell.syncer import write_json
-from skerry.store.store import Store
 from skerry.wire.inquiry import give_order
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where one listens that listens everywhere
@@ -127,10 +126,8 @@ def _carry_out(root: Path, order: Order) -> Outcome:
     """On the directory: what is wrong is said before anything is written."""
     if isinstance(order, PauseRun):
         raise NoAnswer(f"{root}: nobody serves it")
-    with open_to_read(root) as store:
-        state_in(store)
     check_unserved(root)
-    with Store.open(root) as store:
+    with open_to_write(root) as store:
         state: RunState = state_in(store)
         outcome = carry_out_here(store, state, order)
         with contextlib.suppress(OSError):  # a last word, by which a tape that loses this commit is known

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FILES = "files"  # collected when nobody needs them any more
 RECORD = "record"  # kept until they are pruned
-_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")  # what names a file in either
 _LEFTOVER = re.compile(r"([0-9a-f]{32}|[0-9a-f]{64})\.[0-9]+\.tmp")  # of a put that did not end
 _HASHES: dict[str, Callable[[], Any]] = {FILES: xxhash.xxh3_128, RECORD: sha256}  # that name what is there
 # Why a file that is whole may not be read: this process lacks something, and a later one may have it.
@@ -179,7 +179,7 @@ class Store:
     def get(self, digest: str, folder: str = FILES) -> bytes:
         """The contents of a file, checked against its name."""
         self._check_open()
-        if not _DIGEST.fullmatch(digest):
+        if not is_digest(digest):
             raise FileDamaged(f"{self.root}: {digest[:80]!r} is no file digest")
         where = f"{self.root}/{folder}/{digest}"
         with self._reading("get", where):
@@ -321,6 +321,11 @@ class Store:
         except BaseException as error:
             self._stopped = f"{self.root}: stopped, {doing} was broken off by {type(error).__name__}: restart"
             raise
+
+
+def is_digest(name: str) -> bool:
+    """Whether a file may have this name: anything else that a record says leads elsewhere."""
+    return _DIGEST.fullmatch(name) is not None
 
 
 def check_unused(root: Path) -> None:

@@ -16,7 +16,8 @@ Torn tail or damage? A group is written only after everything before it was fsyn
 - no intact group follows: it is the tail, torn by a crash and never acknowledged (or the very last group has
   rotted, which nothing in the file can tell apart). It is cut off, and kept beside the tape for a person to look at.
 - an intact group follows: the bad bytes had been fsynced, a crash cannot have spoiled them. `TapeDamaged`.
-A group holds its own place and its predecessor's hash, so it can be recognised behind any damage.
+A group holds its own place and its predecessor's hash, so it can be recognised behind any damage, also where bytes
+were put in or taken out, so that it lies elsewhere: it must belong behind the good ones then, by what it says.
 
 Opening for writing always copies the good part of the last segment to a fresh file and renames it into place:
 this cuts the tail, and makes durable what is only in the page cache. After a failed fsync Linux shows bytes
@@ -299,12 +300,13 @@ def _parse(data: bytes, number: int) -> _Segment:
             ]
             segment.head, end = group.hash, group.end
     segment.good, segment.tail = data[:end], data[end:]
-    if (later := _intact_group_after(data, number, end)) is not None:
+    if (later := _intact_group_after(data, segment, end)) is not None:
         raise _damage(segment, f"an intact one follows at byte {later}")
     return segment
 
 
 class _Group(NamedTuple):
+    offset: int  # as it says itself
     at: float
     previous: bytes
     bodies: list[tuple[int, bytes]]  # (offset, body)
@@ -313,7 +315,13 @@ class _Group(NamedTuple):
 
 
 def _group_at(data: bytes, number: int, start: int, base: int = 0) -> _Group | None:
-    """The group at `start`, if all of it is there and its hash is right; `data` is the file from byte `base` on.
+    """The group at `start`, if it is whole and in its place; `data` is the file from byte `base` on."""
+    group = _whole_group_at(data, number, start, base)
+    return group if group is not None and group.offset == base + start else None
+
+
+def _whole_group_at(data: bytes, number: int, start: int, base: int = 0) -> _Group | None:
+    """The group at `start`, wherever it belongs, if all of it is there and its hash is right.
 
     `TapeDamaged` if it is stamped with what is no time, which nobody who shows it could.
     """
@@ -321,7 +329,7 @@ def _group_at(data: bytes, number: int, start: int, base: int = 0) -> _Group | N
         return None
     magic, segment, offset, at, count, payload_bytes, previous = _GROUP.unpack_from(data, start)
     end = start + _GROUP.size + payload_bytes
-    if (magic, segment, offset) != (_GROUP_MAGIC, number, base + start) or payload_bytes > GROUP_BYTES_MAX:
+    if (magic, segment) != (_GROUP_MAGIC, number) or payload_bytes > GROUP_BYTES_MAX:
         return None
     if end + _HASH_BYTES > len(data):
         return None
@@ -332,7 +340,7 @@ def _group_at(data: bytes, number: int, start: int, base: int = 0) -> _Group | N
         where = f"{_name(number)} is damaged at byte {base + start}"
         raise TapeDamaged(f"{where}: its time stamp, {at:g}, is no time between 1970 and 5138: restore it from a copy")
     bodies = _bodies(data, start + _GROUP.size, end)
-    return _Group(at, previous, bodies, hash, end + _HASH_BYTES) if 0 < len(bodies) == count else None
+    return _Group(offset, at, previous, bodies, hash, end + _HASH_BYTES) if 0 < len(bodies) == count else None
 
 
 def _bodies(data: bytes, start: int, end: int) -> list[tuple[int, bytes]]:
@@ -348,10 +356,14 @@ def _bodies(data: bytes, start: int, end: int) -> list[tuple[int, bytes]]:
     return bodies if start == end else []
 
 
-def _intact_group_after(data: bytes, number: int, start: int) -> int | None:
+def _intact_group_after(data: bytes, segment: _Segment, end: int) -> int | None:
+    """Where a group lies that was written behind the good ones, in its place or not."""
+    start = end
     while (start := data.find(_GROUP_MAGIC, start)) >= 0:
-        if _group_at(data, number, start):
-            return start
+        if group := _whole_group_at(data, segment.number, start):
+            follows = group.offset == end and group.previous == segment.head
+            if group.offset > end or group.offset == start or follows:
+                return start
         start += 1
     return None
 

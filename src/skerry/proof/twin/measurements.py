@@ -32,6 +32,7 @@ from skerry.proof.chaos.plan import ENDS_PROCESS
 from skerry.proof.chaos.report import REPORT
 from skerry.run.delays import NONE, Delays, delays_of
 from skerry.run.facts import Stamped, facts_of, first_segment, fragments_of
+from skerry.run.sense import sensible
 from skerry.run.tally import Tally, end_of
 from skerry.store.store import Store
 
@@ -132,7 +133,8 @@ def read(run_dir: Path) -> Measurements:
             raise MeasurementError(f"{run_dir}: its tape was pruned, and a twin needs all of it")
         facts = list(facts_of(store))
     local, report = _told(run_dir / LOCAL, Local([])), _told(run_dir / REPORT, ChaosReport())
-    return measurements_of(facts, str(run_dir), local.speeds, report.rates)
+    with sensible(lambda: f"{run_dir}/tape"):
+        return measurements_of(facts, str(run_dir), local.speeds, report.rates)
 
 
 def _told(file: Path, otherwise: T) -> T:
