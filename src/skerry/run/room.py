@@ -1,11 +1,11 @@
 """What a run takes in the syncer's memory and on its disk, and whether it is there: known before the start.
 
-Memory: three float32 a parameter, the newest deltas for learners a few versions behind, and what merges work in. Disk:
-the first version, two checkpoints of each fragment and one that is being written, and the deltas since the older of the
-two, and the versions of the whole model that are kept by shares of the budget. What `store.record = "full"` keeps, and
-versions that are kept by their number, grow with the run: a budget of steps tells by how much. What of the model is not
-trained lies there once, as it came. Contributions on their way and the tape come on top. While a run is served its disk
-is watched (`DiskWatch`), for others may fill it too.
+Memory: three float32 a parameter, the newest deltas for learners a few versions behind, what merges work in, and what
+a syncer of the smallest model takes. Disk: the first version, two checkpoints of each fragment and one that is being
+written, and the deltas since the older of the two, and the versions of the whole model that are kept by shares of the
+budget. What `store.record = "full"` keeps, and versions that are kept by their number, grow with the run: a budget of
+steps tells by how much. What of the model is not trained lies there once, as it came. Contributions on their way and the
+tape come on top. While a run is served its disk is watched (`DiskWatch`), for others may fill it too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from skerry.store.journal import JOURNAL, file_bytes
 from skerry.store.store import FILES
 from skerry.text import size
 
+PROCESS_BYTES = 220_000_000  # of a syncer, whatever its model: interpreter, libraries, kernels, what threads keep
 STATE_BYTES = 12  # an element of a version: value, velocity, residual
 GENESIS_BYTES = 4  # an element of version 0, which has values alone
 DELTA_BYTES = 2  # an element of a merged delta in the journal
@@ -57,6 +58,7 @@ def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
         "values": STATE_BYTES * sum(sizes),
         "deltas": min(config.store.deltas_kept * newest, max(newest, DELTAS_BYTES)),
         "working": merges * ((STATE_BYTES + 4) * largest + payload_bytes(down, largest)),
+        "process": PROCESS_BYTES,
     }
 
 
