@@ -4,8 +4,8 @@ Memory: three float32 a parameter, the newest deltas for learners a few versions
 a syncer of the smallest model takes. Disk: the first version, two checkpoints of each fragment and one that is being
 written, and the deltas since the older of the two, and the versions of the whole model that are kept by shares of the
 budget. What `store.record = "full"` keeps, and versions that are kept by their number, grow with the run: a budget of
-steps tells by how much. What of the model is not trained lies there once, as it came. Contributions on their way and the
-tape come on top. While a run is served its disk is watched (`DiskWatch`), for others may fill it too.
+steps tells by how much. What of the model is not trained lies there once, as it came. Contributions on their way and
+the tape come on top. While a run is served its disk is watched (`DiskWatch`), for others may fill it too.
 """
 
 from __future__ import annotations
@@ -106,23 +106,29 @@ def _a_version(sizes: Sequence[int], config: Config) -> dict[str, float]:
 
 
 def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: bool, fixed_bytes: int = 0) -> None:
-    """Refuse a model that this machine cannot hold, with the numbers; `fixed_bytes` of it are not trained."""
+    """Refuse a model that this machine cannot hold, with the numbers; on its disk `fixed_bytes` lie there besides,
+    such as what of it is not trained."""
     sizes = [fragment.size for fragment in fragments]
-    # without what lies between the tensors in a fragment
-    what = f"a model of {sum(slot.size for fragment in fragments for slot in fragment.slots):,} parameters"
-    needed, free = sum(memory(config, sizes).values()), free_memory()
-    if free is not None and needed > free:
-        raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
+    parameters = sum(slot.size for fragment in fragments for slot in fragment.slots)  # without what lies between those
+    check_memory(parameters, sum(memory(config, sizes).values()))
     if not is_new:
         return
     check_elsewhere(root)
     needed, free = _on_disk(sizes, config) + fixed_bytes, free_disk(root)
     if needed > free:
         less = _less(config, sizes, free - fixed_bytes)
+        what = f"a model of {parameters:,} parameters"
         raise Refusal(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
     if not config.run.steps and (more := round(MERGES * sum(_a_version(sizes, config).values()) / len(sizes))):
         grows = f"records and kept versions grow by up to {size(more)} with {MERGES:,} merges"
         log.info("%s: %s are free, the run needs %s, and its %s", root, size(free), size(needed), grows)
+
+
+def check_memory(parameters: int, needed: int) -> None:
+    free = free_memory()
+    if free is not None and needed > free:
+        what = f"a model of {parameters:,} parameters"
+        raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
 
 
 def check_elsewhere(folder: Path, best: str = "") -> None:
@@ -215,8 +221,17 @@ def taken(root: Path) -> int:
 
 
 def free_disk(root: Path) -> int:
-    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.exists(folder))
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(_there(root)).free
+
+
+def is_one_disk(one: Path, other: Path) -> bool:
+    """Whether what is written to one folder is missing for the other."""
+    return os.stat(_there(one)).st_dev == os.stat(_there(other)).st_dev
+
+
+def _there(root: Path) -> Path:
+    """This folder, or the nearest above it that there is."""
+    return next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.exists(folder))
 
 
 def free_memory() -> int | None:
