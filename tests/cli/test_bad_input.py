@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -31,13 +32,18 @@ from e2e.processes import (
 )
 from engines.launches import until_merging, write_launch
 from skerry import cli
+from skerry import config as configs
+from skerry.algo.fragments import split
 from skerry.core.facts import Committed, EpochStarted
 from skerry.core.messages import Contribution
 from skerry.core.state import state_of
 from skerry.errors import RefusedError
 from skerry.node import versions
+from skerry.plan import layouts
+from skerry.run import room
 from skerry.run.facts import fragments_of
 from skerry.store import Store
+from skerry.train.shapes import SHAPES
 from skerry.wire import frames
 from skerry.wire.handshake import HANDSHAKE
 
@@ -293,6 +299,54 @@ def test_a_model_that_finds_no_room_is_refused_before_anything_is_made(monkeypat
     assert line.endswith(" of disk in mine, 1 kB are free: choose a larger disk")
     monkeypatch.setattr("skerry.run.room.free_memory", lambda: 1000)
     assert refused(*train).endswith(" of memory here, 1 kB are free: take a larger machine")
+
+
+@pytest.mark.parametrize("command", ["syncer --port 0 --run", "train --out"])
+def test_a_built_in_model_that_no_machine_holds_is_refused_before_a_value_of_it_is_made(monkeypatch, refused, command):
+    monkeypatch.setattr("skerry.cli.syncer.make_genesis", None)
+    monkeypatch.setattr("skerry.cli.train.HeldOut", None)
+    big = ("--model.preset", "1b", "--model.layers", "400", "--model.width", "65536", "--model.heads", "64")
+    line = refused(*command.split(), "mine", "--run.steps", "10", *big)
+    assert line.startswith("a model of 20,615,") and "of memory here" in line
+
+
+@pytest.fixture
+def making(monkeypatch, call):
+    """Serve a new run of the built-in model, which ends where a value of it would be made."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skerry.cli.syncer.make_genesis", stop)
+    monkeypatch.setattr("skerry.run.room.free_memory", lambda: 10**12)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield partial(call, "syncer", "--run", "mine", "--port", "0", "--run.steps", "5", "--model.preset")
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_built_in_model_needs_room_for_the_file_that_it_is_made_in(monkeypatch, making):
+    """On the disk of the run beside what the run needs, or on another."""
+    config, layout = configs.resolve(configs.default(), None, [("run.steps", 5)]), layouts.built_in(SHAPES["tiny"])
+    sizes = [fragment.size for fragment in split(layout, config.sync.num_fragments, config.sync.cut_tensors)]
+    needed = sum(room.disk(sizes, config.store).values()) + sum(room.grown(sizes, config).values())
+    made = 4 * layout.param_count
+    for free, is_made in ((needed + made - 1, False), (needed + made, True)):
+        monkeypatch.setattr(room, "free_disk", lambda root, free=free: free)
+        code, _, err = making("tiny")
+        assert (code == 130) == is_made and (" of disk in mine, " in err) != is_made
+    monkeypatch.setattr(room, "is_one_disk", lambda one, other: False)
+    for free, is_made in ((made - 1, False), (made, True)):
+        monkeypatch.setattr(room, "free_disk", lambda root, free=free: needed if root == Path("mine") else free)
+        code, _, err = making("tiny")
+        assert (code == 130) == is_made and ("name another folder by TMPDIR" in err) != is_made
+    assert not os.path.exists("mine")
+
+
+def test_it_is_said_that_a_large_model_is_being_made(monkeypatch, making):
+    monkeypatch.setattr(room, "free_disk", lambda root: 10**12)
+    assert making("10m")[2] == "skerry: interrupted\n"
+    assert making("1b")[2].startswith("making the built-in model of 1,209,108,480 parameters ...\n")
 
 
 def test_data_that_holds_too_little(folder, refused):

@@ -29,7 +29,7 @@ def test_a_run_larger_than_the_machine_is_refused_before_any_of_it_is_made():
     from skerry.train.loop import check_size
 
     run = configs.Run(steps=1)
-    check_size(configs.Config(run=run), "cpu")
+    check_size(configs.Config(run=run), is_trained=True)
     for wrong in (
         configs.Config(run=run, model=configs.Model(layers=1000, width=10**5 - 16, heads=2)),
         configs.Config(run=run, data=configs.Data(batch=10**6), model=configs.Model(context=10**6)),
@@ -37,4 +37,13 @@ def test_a_run_larger_than_the_machine_is_refused_before_any_of_it_is_made():
     ):
         configs.validate(wrong)
         with pytest.raises(Refusal, match="of memory at least"):
-            check_size(wrong, "cpu")
+            check_size(wrong, is_trained=True)
+
+
+def test_a_model_that_is_evaluated_is_not_made_where_it_has_no_room():
+    pytest.importorskip("torch")
+    from skerry.train.held_out import HeldOut
+
+    large = configs.Config(model=configs.Model(layers=1000, width=10**5 - 16, heads=2))
+    with pytest.raises(Refusal, match=r"the run's model needs .* of memory at least, .*: take a larger machine$"):
+        HeldOut(large, None, "cpu")

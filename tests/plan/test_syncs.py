@@ -1,5 +1,7 @@
 """A run on concrete links: what bounds a sync, H and goodput; and what is said about it."""
 
+import re
+
 import pytest
 
 from skerry import config as configs
@@ -154,6 +156,63 @@ def test_what_is_suggested_gets_through(plan):
     assert again == {k: v for k, v in before["suggested"].items() if k != "why"} and not after["suggested"]["why"]
 
 
+@pytest.mark.parametrize("rate", [1e6, 20e6, 1e9])
+@pytest.mark.parametrize("step_s", [0.07, 5.0])
+@pytest.mark.parametrize("fragments", [0, 24])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"params": 300e6, "rtt": 0.2},
+        {"params": 10e6, "rtt": 1.0, "sync__policy": "auto"},
+        {"params": 5e9, "tensors": 300, "sync__policy": "auto"},
+    ],
+)
+def test_a_plan_of_what_is_suggested_suggests_the_same(rate, step_s, fragments, more):
+    links = {"rates": (rate,) * 4, "steps": (step_s,) * 4, "run__steps": 10**6}
+    plan = plan_of(sync__num_fragments=fragments, **links, **more)
+    suggested = report(plan)["suggested"]
+    again = report(apply(plan, suggested))["suggested"]
+    assert suggested and again == suggested | {"why": []}
+
+
+def test_a_quorum_that_is_suggested_is_reckoned_with():
+    plan = plan_of(rates=(20e6,) * 4, steps=(0.1, 0.1, 3.0, 3.0), params=300e6, sync__quorum=4)
+    suggested = report(plan)["suggested"]
+    assert suggested["sync.quorum"] == 2
+    assert report(apply(plan, suggested))["suggested"] == suggested | {"why": []}
+
+
+@pytest.mark.parametrize("fragments", [8, 24, 30])
+def test_a_number_of_fragments_that_works_is_left_as_it_is(fragments):
+    assert report(plan_of(tensors=100, sync__num_fragments=fragments))["suggested"]["why"] == []
+
+
+SHORT = {"rates": (5e6,) * 8, "steps": (0.07,) * 8, "rtt": 0.2, "params": 300e6}
+
+
+def test_an_h_that_links_stretch_beyond_the_run_is_said():
+    said = [line for line in report(plan_of(run__steps=3000, **SHORT))["warnings"] if "merged only once" in line]
+    assert said == [
+        "run.steps = 3000 is less than H = 3,643 as it becomes in the steady phase: most fragments are merged only "
+        "once, at the end"
+    ]
+    assert not any("merged only once" in line for line in report(plan_of(run__steps=3700, **SHORT))["warnings"])
+
+
+@pytest.mark.parametrize("length", [{"run__steps": 2000}, {"run__steps": 0, "run__minutes": 2000 * 0.07 / 60}])
+def test_a_run_that_is_over_before_any_h_that_works_is_told_what_would_help(length):
+    told = report(plan_of(**SHORT, **length))
+    assert told["suggested"] == {} and told["goodput"] == pytest.approx(1), "all of it is merged at the end"
+    said = told["warnings"][0]
+    assert "is too short for these links: with codecs int4 up and int4 down the least H that works" in said
+    faster, most = re.search(r"links (\S+) times as fast, .* a run of (\S+) steps and more$", said).groups()
+    steps = int(most.replace(",", ""))
+    assert report(plan_of(**SHORT, run__steps=steps))["suggested"]["sync.sync_every"] <= steps
+    assert not report(plan_of(**SHORT, run__steps=steps - 1))["suggested"]
+    quick = SHORT | {"rates": (1.01 * float(faster) * 5e6,) * 8}
+    assert report(plan_of(**quick, **length))["suggested"]["sync.sync_every"] <= 2000
+
+
 LIMIT = 10**6  # of sync.sync_every
 
 
@@ -177,7 +236,7 @@ def test_what_no_run_can_carry_is_said_and_nothing_is_suggested(plan, named):
 def test_links_as_much_faster_as_was_said_do_carry_it():
     cycle = 24 * FRAGMENT_BITS
     for rate, is_carried in ((cycle / (0.801 * LIMIT), False), (cycle / (0.799 * LIMIT), True)):
-        told = report(plan_of(rates=(rate,) * 4))
+        told = report(plan_of(rates=(rate,) * 4, run__steps=2 * LIMIT))
         assert bool(told["suggested"]) == is_carried == (told["goodput"] == 1)
         assert any("cannot carry this model" in line for line in told["warnings"]) != is_carried
 
@@ -201,7 +260,7 @@ def test_a_delay_that_h_cuts_short_is_not_said_to_fit():
 
 
 def test_more_tensors_than_fragments_there_may_be():
-    plan = plan_of(tensors=10_001, sync__sync_every=50_000)
+    plan = plan_of(rates=(400.0,) * 4, tensors=10_001)  # that carry H = 42,000
     suggested = report(plan)["suggested"]
     assert suggested["sync.num_fragments"] == 10_000
     apply(plan, suggested)

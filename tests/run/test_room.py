@@ -4,9 +4,12 @@ import logging
 
 import pytest
 
+from e2e.processes import Puppet, Syncer
 from node.pair import Pair, config_of
+from skerry import algo
 from skerry.algo.fragments import Tensor, layout_of, split
 from skerry.errors import Refusal
+from skerry.proof.bench.cores import memory_bytes
 from skerry.run import room
 
 FRAGMENTS = split(layout_of(Tensor(f"w{n}", (2**20 - 1,)) for n in range(4)), 4)
@@ -59,6 +62,16 @@ def test_a_run_that_does_not_grow_says_nothing(tmp_path, caplog):
     caplog.set_level(logging.INFO, "skerry.syncer")
     room.check(tmp_path, config_of(run=TOKENS), FRAGMENTS, is_new=True)
     assert not caplog.text
+
+
+def test_a_syncer_takes_no_more_memory_than_is_reckoned_with(tmp_path):
+    """Nearly all of it is the process itself where the model is small."""
+    algo.warm_up(lambda: None)  # to compile takes more, once on a machine
+    with Syncer(tmp_path) as syncer, Puppet(syncer.port) as puppet:
+        puppet.merge_once()
+        peak = memory_bytes(syncer.process.pid, "VmHWM")
+    told = room.memory(config_of(learners=1), [fragment.size for fragment in puppet.fragments])
+    assert peak <= 1.15 * sum(told.values()), "another system's libraries may be a little larger"
 
 
 # ---------------------------------------------------------------------------------------------- while it is served

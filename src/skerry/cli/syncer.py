@@ -22,10 +22,11 @@ from skerry.algo.fragments import decode_layout
 from skerry.cli import live, page, voice
 from skerry.core.state import RunState, state_of
 from skerry.errors import FileDamaged, ProtocolError, Refusal
+from skerry.plan import layouts
 from skerry.python import code_argv
 from skerry.run import last_words, provenance, repair, room
 from skerry.run.facts import fragments_of
-from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis
+from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_genesis
 from skerry.run.holding import when_free
 from skerry.run.keys import KEYS, Keys
 from skerry.shell.address import PORT, is_loopback
@@ -35,6 +36,7 @@ from skerry.shell.signals import until_signalled
 from skerry.shell.syncer import SyncerShell
 from skerry.store.store import Store, check_unused
 from skerry.train.shapes import resolved, shape_of
+from skerry.train.start import check_room
 from skerry.wire.server import Server
 from skerry.wire.transport import Inbox
 
@@ -274,14 +276,17 @@ def _base(options: argparse.Namespace) -> configs.Config:
 def _first(options: argparse.Namespace, overrides: Overrides) -> First:
     """The configuration, layout and first values of a new run."""
     config = configs.validate(resolved(_base(options), options.config, overrides))
-    shape_of(config.model)
+    shape = shape_of(config.model)
     if options.genesis is not None:
         return _that_fits(options.run, config, options.genesis)
     cli.need("torch", "torch", "the built-in model, without --genesis FILE")
+    layout = layouts.built_in(shape)
+    check_room(options.run, config, layout, made_in=Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory() as folder:
+        voice.tell_making(layout.param_count)
         made = Path(folder) / "genesis.safetensors"
         make_genesis(config, made)
-        return _that_fits(options.run, config, made)
+        return config, *read_genesis(made)
 
 
 def _that_fits(root: Path, config: configs.Config, genesis: Path) -> First:

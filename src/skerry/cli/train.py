@@ -21,6 +21,7 @@ from skerry.engines import folder
 from skerry.engines.spec import built_in
 from skerry.engines.supervisor import LOCAL, Local, LocalRun, note_speeds
 from skerry.errors import Refusal
+from skerry.plan import layouts
 from skerry.run import evaluations, provenance, repair, summary
 from skerry.run.history import history_in
 from skerry.run.holding import when_free
@@ -86,7 +87,9 @@ def train(options: argparse.Namespace, overrides: list[tuple[str, Any]], story: 
     kills = _kills(options, len(speeds))
     listener = page.opened(options)
     data = open_data(config)  # refuse bad data before anything is written
-    check_room(run_dir, config, is_new=options.resume is None)
+    layout = layouts.built_in(shape_of(config.model))
+    check_room(run_dir, config, layout, made_in=run_dir if options.resume is None else None)
+    voice.tell_making(layout.param_count)
     held_out = HeldOut(config, data)
     cli.check_interrupted()
     if not options.json and options.log == "text":

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.cli import Parser
 
 Form = Literal["text", "json"]
+LARGE = 50_000_000  # parameters of a model: so many take seconds to make
 
 _form: Form = "text"
 _who = "skerry"  # whose log it is
@@ -49,6 +50,12 @@ def say(line: str, level: str = "info", mark: str = "skerry: ", fields: Mapping[
     said = _line(time.time(), level, line, fields or {}) if _form == "json" else f"{mark}{line}"
     with contextlib.suppress(OSError):  # where there is no room for a word, the exit code still tells
         print(said, file=sys.stderr, flush=True)
+
+
+def tell_making(parameters: int) -> None:
+    """A word before a built-in model is made, where somebody would wonder."""
+    if parameters >= LARGE:
+        say(f"making the built-in model of {parameters:,} parameters ...", mark="")
 
 
 def log_to_stderr(name: str, level: int = logging.INFO) -> None:

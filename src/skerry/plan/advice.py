@@ -6,13 +6,13 @@ Suggestions change as little as possible: what is configured stays where it work
 int4: what is coarser costs quality that nobody has planned for), then a longer H; links and the syncer are planned to
 be busy for ROOM of the time at most, and a quorum's round is to be over within H. P = H, as far as the model can be
 split and, where P is to follow its size, into large fragments: one a step is the smoothest traffic. Nothing is
-suggested that `config.validate` would refuse.
+suggested that `config.validate` would refuse, nor an H that the run is too short for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from skerry import config as configs
 from skerry.algo.codecs import payload_bytes
 from skerry.algo.fragments import BLOCK, BY_SIZE, LARGE, fragment_count, fragments_max, fragments_wanted
-from skerry.plan.bandwidth import periods
+from skerry.plan.bandwidth import Period, periods
 from skerry.plan.syncs import Island, RunPlan, Stretch, Sync, sizes_of, stretch
 from skerry.text import counted, size
 
@@ -39,28 +39,48 @@ CLOSE_S_MAX = configs.most("sync.close_timeout_s")
 
 
 def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
-    """Configuration keys with values that fit, and why, where they are not the configured ones; {} where none would."""
-    sync = plan.config.sync
-    first, steady = stretches[0], stretches[-1]
-    up, down = _codecs(plan, steady)
-    most = _fragments_most(plan)
-    every = _every(sync.sync_every, plan, steady, up, down, lambda every: min(every, most))
-    if every > EVERY_MAX:
+    """Configuration keys with values that fit, and why, where they are not the configured ones; {} where none would.
+
+    H is reckoned with all else that is suggested, so that a plan of what is suggested suggests the same.
+    """
+    sync, first, steady = plan.config.sync, stretches[0], stretches[-1]
+    shaped = _shaped(plan, steady)
+    if not is_carried(plan, steady) or _beyond(plan, shaped):
         return {}
-    fragments, warm_every = min(every, most), sync.warm_every
+    every, warm_every = _every(shaped, steady.period, sync.sync_every), sync.warm_every
     if first.period.stage == "warm":
-        warm_every = min(every, _every(sync.warm_every, plan, first, up, down, lambda _: fragments))
+        warm_every = min(every, _every(shaped, first.period, sync.warm_every))
     chosen: dict[str, Any] = {
-        "sync.num_fragments": _asked_for(plan, fragments),
+        "sync.num_fragments": _asked_for(plan, shaped.config.sync.num_fragments, every),
         "sync.sync_every": every,
         "sync.warm_every": warm_every,
         "sync.fragment_sync_delay": sync.fragment_sync_delay,
-        "sync.quorum": _quorum(plan),
-        "wire.codec_up": up,
-        "wire.codec_down": down,
+        "sync.quorum": shaped.config.sync.quorum,
+        "wire.codec_up": shaped.config.wire.codec_up,
+        "wire.codec_down": shaped.config.wire.codec_down,
     }
     chosen["sync.fragment_sync_delay"] = _delay(_with(plan, chosen))
     return chosen | {"why": list(_why(plan, chosen))}
+
+
+def is_carried(plan: RunPlan, steady: Stretch) -> bool:
+    """Whether there is an H at which links and syncer have room, with codecs as narrow as it takes."""
+    return _carried(plan, steady, *_codecs(plan, steady)) <= EVERY_MAX
+
+
+def _shaped(plan: RunPlan, steady: Stretch) -> RunPlan:
+    """The plan with the quorum, the codecs and the number of fragments that are suggested."""
+    up, down = _codecs(plan, steady)
+    paced = _with(plan, {"sync.quorum": _quorum(plan), "wire.codec_up": up, "wire.codec_down": down})
+    return _with(paced, {"sync.num_fragments": _fragments(paced, steady.period)})
+
+
+def _fragments(plan: RunPlan, steady: Period) -> int:
+    """As many as are configured, where they and H work; else one a step, as far as the model can be split."""
+    sync, most = plan.config.sync, _fragments_most(plan)
+    if sync.num_fragments and _every(plan, steady, sync.sync_every) == sync.sync_every:
+        return min(sync.num_fragments, most)
+    return min(_least(plan, stretch(plan, sizes_of(plan), steady), sync.sync_every), most)
 
 
 def _fragments_most(plan: RunPlan) -> int:
@@ -73,9 +93,10 @@ def _fragments_most(plan: RunPlan) -> int:
     return min(most, parameters // LARGE if by_size == max(BY_SIZE) else by_size)
 
 
-def _asked_for(plan: RunPlan, fragments: int) -> int:
-    """This number, or 0 where that is configured and comes to the same."""
-    return 0 if not plan.config.sync.num_fragments and fragments == _by_size(plan) else fragments
+def _asked_for(plan: RunPlan, fragments: int, every: int) -> int:
+    """This number, or 0 where that is configured and comes to the same, also with this H."""
+    is_same = fragments == _by_size(plan) == min(every, _fragments_most(plan))
+    return 0 if not plan.config.sync.num_fragments and is_same else fragments
 
 
 def _by_size(plan: RunPlan) -> int:
@@ -105,15 +126,31 @@ def _link_steps(plan: RunPlan, at: Stretch, up: str, down: str) -> float:
     return at.bounds["links"] * wider / plan.pace_s
 
 
-def _every(configured: int, plan: RunPlan, at: Stretch, up: str, down: str, fragments_at: Callable[[int], int]) -> int:
+def _every(plan: RunPlan, period: Period, configured: int) -> int:
     """The least H, from the configured one up, at which links and syncer have room and a quorum's round is over."""
-    least = max(configured, _carried(plan, at, up, down))
-    if least > EVERY_MAX:
-        return least
-    keys: dict[str, Any] = {"wire.codec_up": up, "wire.codec_down": down, "sync.num_fragments": fragments_at(least)}
-    shaped = _with(plan, keys)
-    round_s = stretch(shaped, sizes_of(shaped), at.period._replace(sync_every=least)).bounds["trips"]
+    sizes = sizes_of(plan)
+    least = _least(plan, stretch(plan, sizes, period), configured)
+    round_s = stretch(plan, sizes, period._replace(sync_every=least)).bounds["trips"]
     return max(least, min(EVERY_MAX, math.ceil(round_s / plan.pace_s)))
+
+
+def _least(plan: RunPlan, at: Stretch, configured: int) -> int:
+    """The least H, from the configured one up, at which links and syncer have room."""
+    wire = plan.config.wire
+    return max(configured, min(EVERY_MAX, _carried(plan, at, wire.codec_up, wire.codec_down)))
+
+
+def _beyond(plan: RunPlan, shaped: RunPlan) -> int:
+    """The least H at which it works, if the run ends before it; else 0."""
+    if not (steps := math.ceil(_steps(plan))):
+        return 0
+    every = _every(shaped, periods(plan.config)[-1], min(plan.config.sync.sync_every, steps))
+    return every if every > steps else 0
+
+
+def _steps(plan: RunPlan) -> float:
+    """Of the run; 0: not known, as nobody knows how many tokens are in a step."""
+    return plan.config.run.steps or 60 * plan.config.run.minutes / plan.pace_s
 
 
 def _carried(plan: RunPlan, at: Stretch, up: str, down: str) -> int:
@@ -174,6 +211,7 @@ def _why(plan: RunPlan, chosen: dict[str, Any]) -> Iterator[str]:
 def warnings(plan: RunPlan, sizes: Sequence[int], stretches: Sequence[Stretch]) -> list[str]:
     return [
         *_of_limits(plan, stretches[-1]),
+        *_of_length(plan, stretches),
         *_of_config(plan, sizes),
         *_of_fragments(plan, sizes),
         *_of_syncs(plan, stretches),
@@ -183,10 +221,10 @@ def warnings(plan: RunPlan, sizes: Sequence[int], stretches: Sequence[Stretch]) 
 
 
 def _of_limits(plan: RunPlan, steady: Stretch) -> Iterator[str]:
+    if is_carried(plan, steady):
+        return
     up, down = _codecs(plan, steady)
     every = _carried(plan, steady, up, down)
-    if every <= EVERY_MAX:
-        return
     busy = _busy_steps(plan, steady, up, down)
     who = max(busy, key=lambda name: busy[name])
     what = {
@@ -200,6 +238,31 @@ def _of_limits(plan: RunPlan, steady: Stretch) -> Iterator[str]:
         f"({busy[who] * plan.pace_s / 86400:.3g} days), and sync.sync_every is {EVERY_MAX:,} at most; no goodput is "
         f"expected and nothing suggested: it needs {remedy}longer steps or a smaller model"
     )
+
+
+def _of_length(plan: RunPlan, stretches: Sequence[Stretch]) -> Iterator[str]:
+    """A run that is over before its fragments were merged, by its H or by what becomes of that."""
+    run, first, steps = plan.config.run, stretches[0], _steps(plan)
+    length = f"run.steps = {run.steps}" if run.steps else f"run.minutes = {run.minutes:g}, {steps:,.0f} steps,"
+    if is_carried(plan, stretches[-1]) and (every := _beyond(plan, shaped := _shaped(plan, stretches[-1]))):
+        wire, at = shaped.config.wire, stretch(shaped, sizes_of(shaped), first.period._replace(sync_every=1))
+        faster = f"{every / math.ceil(steps):.3g} times as"
+        remedy = {
+            "links": f"links {faster} fast",
+            "syncer": f"{faster} many merge.threads",
+            "trips": "a shorter way to the syncer",
+        }[at.limit]
+        yield (
+            f"{length} is too short for these links: with codecs {wire.codec_up} up and {wire.codec_down} down the "
+            f"least H that works is {every:,} ({_reason(at, shaped)}), so nothing is suggested; it takes {remedy}, "
+            f"longer steps, a smaller model or a run of {every:,} steps and more"
+        )
+    if 0 < steps < (really := max(first.period.sync_every, first.period_s / plan.pace_s)):
+        becomes = " as it becomes" if really > first.period.sync_every else ""
+        yield (
+            f"{length} is less than H = {really:,.0f}{becomes} in the {first.period.stage} phase: "
+            "most fragments are merged only once, at the end"
+        )
 
 
 def _of_config(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
@@ -216,12 +279,6 @@ def _of_config(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
         yield (
             f"sync.warm_every = {c.sync.warm_every} is above sync.sync_every = {c.sync.sync_every}: "
             "the warm phase synchronises no more often than the rest"
-        )
-    first = periods(c)[0]
-    if c.run.steps and c.run.steps < first.sync_every:
-        yield (
-            f"run.steps = {c.run.steps} is less than H = {first.sync_every} in the {first.stage} phase: "
-            "most fragments are merged only once, at the end"
         )
     one = len(plan.islands) * payload_bytes(c.wire.codec_up, max(sizes))
     if one > c.wire.held_bytes_max:
@@ -349,8 +406,7 @@ def _of_ends(plan: RunPlan, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def _of_quality(plan: RunPlan, steady: Stretch) -> Iterator[str]:
-    run, learners = plan.config.run, len(plan.islands)
-    steps = run.steps or 60 * run.minutes / plan.pace_s  # of tokens it is not known how many are in a step
+    learners, steps = len(plan.islands), _steps(plan)
     if learners > 1 and 0 < steps < STEPS_OVER_M * learners:
         yield (
             f"{learners} learners want {STEPS_OVER_M * learners:,} steps or more, {STEPS_OVER_M} times their number, "

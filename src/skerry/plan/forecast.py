@@ -1,6 +1,7 @@
 """The plan of a concrete run, all of it, as numbers and sentences.
 
 Where no H that a run may have leaves the links or the syncer room, nothing is suggested and no goodput is expected.
+Nor is anything suggested where the run is over before such an H; its work is merged at the end, and counts as goodput.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from skerry.plan.syncs import RunPlan, Stretch, goodput, goodput_of, join_s, quo
 def report(plan: RunPlan) -> dict[str, Any]:
     sizes = sizes_of(plan)
     stretches = [stretch(plan, sizes, period) for period in periods(plan.config)]
-    suggested = advice.suggest(plan, stretches)
-    merged = goodput(plan, sizes, stretches) if suggested else 0.0
+    is_carried = advice.is_carried(plan, stretches[-1])
     config, count = plan.config, len(sizes)
     steady = stretches[-1]
     rounds, burst = max(s.rounds for s in stretches), max(s.burst for s in stretches)
@@ -39,7 +39,7 @@ def report(plan: RunPlan) -> dict[str, Any]:
             "payload_bytes_up": payload_bytes(config.wire.codec_up, max(sizes)),
             "payload_bytes_down": payload_bytes(config.wire.codec_down, max(sizes)),
         },
-        "phases": [_phase(plan, sizes, s, bool(suggested)) for s in stretches],
+        "phases": [_phase(plan, sizes, s, is_carried) for s in stretches],
         "join_s": {i.name: join_s(plan, sizes, i) for i in plan.islands},
         "memory": {
             "learner_host": learner["host"],
@@ -47,9 +47,9 @@ def report(plan: RunPlan) -> dict[str, Any]:
             "syncer": needs.syncer_memory(config, sizes, rounds),
         },
         "disk": needs.disk(config, sizes, 3600 * count / mean_period, contributors) | {"fixed": plan.fixed_bytes},
-        "goodput": merged,
+        "goodput": goodput(plan, sizes, stretches) if is_carried else 0.0,
         "quorum_share": quorum_share(plan, sizes),
-        "suggested": suggested,
+        "suggested": advice.suggest(plan, stretches),
         "warnings": advice.warnings(plan, sizes, stretches),
     }
 

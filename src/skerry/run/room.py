@@ -1,11 +1,11 @@
 """What a run takes in the syncer's memory and on its disk, and whether it is there: known before the start.
 
-Memory: three float32 a parameter, the newest deltas for learners a few versions behind, and what merges work in. Disk:
-the first version, two checkpoints of each fragment and one that is being written, and the deltas since the older of the
-two, and the versions of the whole model that are kept by shares of the budget. What `store.record = "full"` keeps, and
-versions that are kept by their number, grow with the run: a budget of steps tells by how much. What of the model is not
-trained lies there once, as it came. Contributions on their way and the tape come on top. While a run is served its disk
-is watched (`DiskWatch`), for others may fill it too.
+Memory: three float32 a parameter, the newest deltas for learners a few versions behind, what merges work in, and what
+a syncer of the smallest model takes. Disk: the first version, two checkpoints of each fragment and one that is being
+written, and the deltas since the older of the two, and the versions of the whole model that are kept by shares of the
+budget. What `store.record = "full"` keeps, and versions that are kept by their number, grow with the run: a budget of
+steps tells by how much. What of the model is not trained lies there once, as it came. Contributions on their way and
+the tape come on top. While a run is served its disk is watched (`DiskWatch`), for others may fill it too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from skerry.store.journal import JOURNAL, file_bytes
 from skerry.store.store import FILES
 from skerry.text import size
 
+PROCESS_BYTES = 220_000_000  # of a syncer, whatever its model: interpreter, libraries, kernels, what threads keep
 STATE_BYTES = 12  # an element of a version: value, velocity, residual
 GENESIS_BYTES = 4  # an element of version 0, which has values alone
 DELTA_BYTES = 2  # an element of a merged delta in the journal
@@ -57,6 +58,7 @@ def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
         "values": STATE_BYTES * sum(sizes),
         "deltas": min(config.store.deltas_kept * newest, max(newest, DELTAS_BYTES)),
         "working": merges * ((STATE_BYTES + 4) * largest + payload_bytes(down, largest)),
+        "process": PROCESS_BYTES,
     }
 
 
@@ -104,23 +106,29 @@ def _a_version(sizes: Sequence[int], config: Config) -> dict[str, float]:
 
 
 def check(root: Path, config: Config, fragments: Sequence[Fragment], is_new: bool, fixed_bytes: int = 0) -> None:
-    """Refuse a model that this machine cannot hold, with the numbers; `fixed_bytes` of it are not trained."""
+    """Refuse a model that this machine cannot hold, with the numbers; on its disk `fixed_bytes` lie there besides,
+    such as what of it is not trained."""
     sizes = [fragment.size for fragment in fragments]
-    # without what lies between the tensors in a fragment
-    what = f"a model of {sum(slot.size for fragment in fragments for slot in fragment.slots):,} parameters"
-    needed, free = sum(memory(config, sizes).values()), free_memory()
-    if free is not None and needed > free:
-        raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
+    parameters = sum(slot.size for fragment in fragments for slot in fragment.slots)  # without what lies between those
+    check_memory(parameters, sum(memory(config, sizes).values()))
     if not is_new:
         return
     check_elsewhere(root)
     needed, free = _on_disk(sizes, config) + fixed_bytes, free_disk(root)
     if needed > free:
         less = _less(config, sizes, free - fixed_bytes)
+        what = f"a model of {parameters:,} parameters"
         raise Refusal(f"{what} needs {size(needed)} of disk in {root}, {size(free)} are free: {less}")
     if not config.run.steps and (more := round(MERGES * sum(_a_version(sizes, config).values()) / len(sizes))):
         grows = f"records and kept versions grow by up to {size(more)} with {MERGES:,} merges"
         log.info("%s: %s are free, the run needs %s, and its %s", root, size(free), size(needed), grows)
+
+
+def check_memory(parameters: int, needed: int) -> None:
+    free = free_memory()
+    if free is not None and needed > free:
+        what = f"a model of {parameters:,} parameters"
+        raise Refusal(f"{what} needs {size(needed)} of memory here, {size(free)} are free: take a larger machine")
 
 
 def check_elsewhere(folder: Path, best: str = "") -> None:
@@ -213,8 +221,17 @@ def taken(root: Path) -> int:
 
 
 def free_disk(root: Path) -> int:
-    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.exists(folder))
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(_there(root)).free
+
+
+def is_one_disk(one: Path, other: Path) -> bool:
+    """Whether what is written to one folder is missing for the other."""
+    return os.stat(_there(one)).st_dev == os.stat(_there(other)).st_dev
+
+
+def _there(root: Path) -> Path:
+    """This folder, or the nearest above it that there is."""
+    return next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.exists(folder))
 
 
 def free_memory() -> int | None:

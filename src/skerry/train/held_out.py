@@ -30,8 +30,9 @@ class HeldOut:
 
         from skerry.adapters.torch import layout_of_model
         from skerry.train.device import device_of
-        from skerry.train.loop import model_of
+        from skerry.train.loop import check_size, model_of
 
+        check_size(config, is_trained=False)
         torch.set_num_threads(1)
         self.device = device_of(device)
         self._threads = (threads or len(os.sched_getaffinity(0))) if self.device == "cpu" else 1

@@ -53,16 +53,16 @@ def model_of(config: Config) -> GPT:
     return build(shape.layers, shape.width, shape.heads, shape.context, config.run.seed, shape.vocabulary)
 
 
-def check_size(config: Config, device: str) -> None:
+def check_size(config: Config, is_trained: bool) -> None:
     """A run says how large its model and its batches are: none takes all the memory of a machine that joins it.
 
     A model is made on the host, wherever it is trained then. A GPU has its own way to say that it is full.
     """
-    needed, free = bytes_needed(config, is_trained=device == "cpu"), free_memory()
+    needed, free = bytes_needed(config, is_trained), free_memory()
     if free is not None and needed > free:
+        what, smaller = ("model and batch need", ", or a smaller --micro-batch") if is_trained else ("model needs", "")
         raise Refusal(
-            f"the run's model and batch need {size(needed)} of memory at least, {size(free)} are free: take a larger "
-            "machine, or a smaller --micro-batch"
+            f"the run's {what} {size(needed)} of memory at least, {size(free)} are free: take a larger machine{smaller}"
         )
 
 
@@ -81,7 +81,7 @@ def train(
     state: str | None = None,
 ) -> None:
     """Join, train until the run or the operator says stop, hand over what is left, leave."""
-    check_size(config, device)
+    check_size(config, is_trained=device == "cpu")
     data = open_data(config)
     context = shape_of(config.model).context
     model = model_of(config).to(device)

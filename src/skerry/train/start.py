@@ -6,25 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry import config as configs
-from skerry.algo.fragments import split
+from skerry.algo.fragments import Layout, split
+from skerry.errors import Refusal
 from skerry.run import room
 from skerry.run.genesis import GENESIS, create_run, read_genesis
 from skerry.store.store import Store
-from skerry.train.shapes import shape_of
+from skerry.text import size
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def check_room(run_dir: Path, config: configs.Config, is_new: bool) -> None:
-    """Refuse a model that this machine cannot hold, before a value of it is made or a process is started."""
-    from skerry.adapters.torch import layout_of_model
-    from skerry.train.gpt import outline
+def check_room(run_dir: Path, config: configs.Config, layout: Layout, made_in: Path | None) -> None:
+    """Refuse a built-in model that this machine cannot hold, before a value of it is made or a process is started.
 
-    shape = shape_of(config.model)
-    layout = layout_of_model(outline(shape.layers, shape.width, shape.heads, shape.context, shape.vocabulary))
+    Its first values are a file in the folder `made_in`; None: they are there already. To make them takes less memory
+    than to serve them.
+    """
+    room.check_memory(layout.param_count, room.STATE_BYTES * layout.param_count)  # for to split it takes memory, too
     fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
-    room.check(run_dir, config, fragments, is_new)
+    if made_in is None:
+        room.check(run_dir, config, fragments, is_new=False)
+        return
+    made = room.GENESIS_BYTES * layout.param_count
+    is_one = room.is_one_disk(run_dir, made_in)
+    room.check(run_dir, config, fragments, is_new=True, fixed_bytes=made if is_one else 0)
+    if not is_one and made > (free := room.free_disk(made_in)):
+        raise Refusal(
+            f"the first values of a model of {layout.param_count:,} parameters need {size(made)} of disk in {made_in}, "
+            f"{size(free)} are free: name another folder by TMPDIR"
+        )
 
 
 def create(run_dir: Path, config: configs.Config, model: nn.Module) -> None:
