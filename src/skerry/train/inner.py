@@ -6,6 +6,8 @@ learner that joins late or steps slowly is on the same schedule as the rest. The
 What a step does is the run's: rate, decay, clip. How it is computed is the learner's own (`Execution`), and changes the
 result by rounding alone. Parameters, gradients and the optimizer's moments are float32 in any case. What is compiled is
 the model's loss and not the model, so its parameters keep their names, and whoever attaches it sees the plain module.
+
+A step is begun and ended: what is ordered of a GPU in between, as a boundary's copies, runs beside it and not behind.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Inner:
         self.lr = lr
         self.clip = clip
         self.execution = execution
-        self.grad_norm = 0.0  # of the last step, before it was clipped; 0 where nothing is
+        self.grad_norm = 0.0  # of the last step that has ended, before it was clipped; 0 where nothing is
+        self._begun: tuple[Tensor, Tensor | None] | None = None  # loss and norm of the step that has not
         self._loss: Callable[[Tensor, Tensor], Tensor] = model.loss
         if execution.compile != "off":
             self._loss = torch.compile(model.loss, mode=execution.compile)
@@ -97,7 +100,12 @@ class Inner:
         return 1 if self.model.tok_emb.weight.is_cuda else 0
 
     def step(self, inputs: np.ndarray, targets: np.ndarray, progress: float, ramp: float = 1.0) -> float:
-        """Learn from one batch; `progress` is the run's in [0, 1], `ramp` a newcomer's share of the rate."""
+        """Learn from one batch, wait for that, and say the loss."""
+        self.begin(inputs, targets, progress, ramp)
+        return self.end()
+
+    def begin(self, inputs: np.ndarray, targets: np.ndarray, progress: float, ramp: float = 1.0) -> None:
+        """Order all of a step; `progress` is the run's in [0, 1], `ramp` a newcomer's share of the rate."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * schedule(progress) * ramp
         self.model.train()
@@ -105,7 +113,13 @@ class Inner:
         loss = self._backward(inputs, targets)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip) if self.clip else None
         self.optimizer.step()
-        said = loss.item()  # behind it the device has the norm as well
+        self._begun = loss, norm
+
+    def end(self) -> float:
+        """Wait until the step is done, and whatever was ordered behind it; its loss."""
+        assert self._begun is not None, "no step was begun"
+        (loss, norm), self._begun = self._begun, None
+        said = loss.item()
         self.grad_norm = 0.0 if norm is None else norm.item()
         return said
 

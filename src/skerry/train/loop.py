@@ -111,9 +111,10 @@ def train(
             learners=config.run.learners,
         )
         pace = Pace(own.step_s / speed, pace_file)
-        going = learner.is_running
+        going, loss = learner.is_running, 0.0  # what is said of a step is said with the next: see `Inner`
         while going and wants_on():
             inputs, targets = next(batches)
-            loss = inner.step(inputs, targets, learner.progress, learner.ramp)
+            inner.begin(inputs, targets, learner.progress, learner.ramp)
             pace.wait()
             going = learner.step(tokens=inputs.size, loss=loss, grad_norm=inner.grad_norm)
+            loss = inner.end()

@@ -1,9 +1,9 @@
 """What attaching to a syncer costs a training loop: plain and attached stretches, in alternation, in one process.
 
-Both run the same model, optimizer and data, free of any pacing. The learner joins once, before the first of them: in a
-plain stretch it is told nothing, so what is beside the loop has nothing to do. The syncer is a process of its own, and
-the learner's node is where it is in use. Of an island this process is rank 0, and the others (`python -m` this module)
-do as it does.
+Both run the same model, optimizer and data, free of any pacing, in the order of the built-in trainer (`train/loop.py`).
+The learner joins once, before the first of them: in a plain stretch it is told nothing, so what is beside the loop has
+nothing to do. The syncer is a process of its own, and the learner's node is where it is in use. Of an island this
+process is rank 0, and the others (`python -m` this module) do as it does.
 """
 
 from __future__ import annotations
@@ -232,13 +232,14 @@ class _Loop:
         for step in range(FIRST_STEPS + steps):
             began = time.perf_counter()
             inputs, targets = next(self.stream)
-            self.inner.step(inputs, targets, 0.5)
+            self.inner.begin(inputs, targets, 0.5)
             stepped = time.perf_counter()
             if learner is not None:
                 learner.step(tokens=inputs.size)
+                if step >= FIRST_STEPS:
+                    self.boundaries.append(time.perf_counter() - stepped)
+            self.inner.end()
             took.append(time.perf_counter() - began)
-            if learner is not None and step >= FIRST_STEPS:
-                self.boundaries.append(time.perf_counter() - stepped)
         return took[FIRST_STEPS:]
 
     def end(self) -> None:
