@@ -146,7 +146,7 @@ def test_what_a_tape_says_does_not_reach_the_terminal_as_it_is(call, run_dir):
     with Store.open(run_dir) as store:
         store.commit([msgspec.msgpack.encode(fact) for fact in [*facts, kept]])
     code, _, err = call("replay", run_dir)
-    assert code == 1 and r"version 0 in \x1b[31m\n is no checkpoint" in err and err.replace("\n", "").isprintable()
+    assert code == 2 and r"'\x1b[31m\n' is no file digest" in err and err.replace("\n", "").isprintable()
 
 
 # ------------------------------------------------------------------------------------------ refusals
