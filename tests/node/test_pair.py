@@ -294,6 +294,28 @@ def test_a_learner_that_was_away_gets_the_deltas_it_lacks_or_the_whole_fragment(
         assert away.machine.discards == []
 
 
+def test_of_deltas_that_all_have_few_are_kept_and_of_those_that_somebody_lacks_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("skerry.node.syncer.SPARE_BYTES", 0)
+    config = config_of(learners=3, sync={"quorum": 1}, wire={"codec_down": "int4"}, store={"deltas_kept": 4})
+    with Pair(tmp_path, config) as pair:
+        quick, slow = pair.join("quick"), pair.join("slow", every=5)
+        pair.run(20)
+        pair.publications.clear()
+        pair.run(60)
+        assert all(m.base_version != FULL for _, m in pair.publications)  # nobody had to be sent a whole one
+        assert {who for who, _ in pair.publications} == {"quick", "slow"}
+        pair.unlink("slow")
+        pair.run(20)
+        left = [v for p, kept in enumerate(pair.syncer.deltas) for v in kept if v < pair.versions[p]]
+        assert left == []  # but for the newest, perhaps, which the last reports do not tell of yet
+        pair.link("slow")
+        assert {m.base_version for who, m in pair.publications if who == "slow"} >= {FULL}
+        pair.run(20)
+        check_every_base(pair)
+        check_work(pair)
+        assert quick.machine.discards == slow.machine.discards == []
+
+
 # ------------------------------------------------------------------------------------------ restart
 
 

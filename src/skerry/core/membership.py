@@ -298,6 +298,10 @@ class Member:
         sent = self.sent[p]
         return self.connected and sent is not None and sent < version and p not in self.sending
 
+    def is_before(self, p: int, version: int) -> bool:
+        """It has an older version, or has not said what it has; who has none is handed a whole one."""
+        return self.report is None or FULL < self.report.positions[p].base_version < version
+
     @property
     def has_adopted_all(self) -> bool:
         return self.adopted == len(self.settled)

@@ -497,6 +497,11 @@ class SyncerMachine:
             self.roster.asked(member, p, self.clock.now, order, version)
         return order
 
+    def all_have(self, p: int, version: int) -> bool:
+        """Nobody whose link is up still has to go through this version of a fragment, as far as reports tell."""
+        connected = (member for member in self.members.values() if member.connected)
+        return not any(member.is_before(p, version) for member in connected)
+
     def _publication_sent(self, event: PublicationSent) -> None:
         member = self.members.get(event.learner)
         if member is None or member.life != event.life or event.fragment not in member.sending:

@@ -69,6 +69,7 @@ from skerry.wire.repeats import Repeats
 ABS_MAX = 1e6  # no parameter moves this far: larger values are damage or malice, and would overflow sums
 COMMITS_PER_COLLECT = 32
 DELTAS_BYTES = 512 << 20  # of deltas that are kept for learners a few versions behind, beside each fragment's newest
+SPARE_BYTES = 128 << 20  # of those that everybody has: who loses its link for a moment is not sent whole fragments then
 BEHIND_BYTES = 256 << 20  # of deltas that wait for the disk: beyond it no further merge is begun
 MERGING_ELEMENTS = 1 << 25  # of all fragments that are merged at a time, if they are several: each works in 16.5 bytes
 LOOK_BYTES = 1 << 20  # of payloads that are looked at together: to hand one over takes as long as to look at 100 kB
@@ -173,6 +174,8 @@ class SyncerNode:
         self.fragments = decode_fragments(state.created.fragments, self.layout)
         self.values = versions.newest(store, state, self.fragments, algebra, threads)
         self.deltas: list[dict[int, Delta]] = [{} for _ in self.fragments]
+        self._deltas_by_age: dict[tuple[int, int], None] = {}  # fragment and version of each, the oldest first,
+        self._deltas_bytes = 0  # and their sum
         self.held: dict[tuple[str, int], Arrival] = {}  # by learner and fragment
         self._storing: dict[str, Buffers | None] = {}  # learner whose buffers are being looked at -> what waits
         self.unseen_bytes = 0  # of contributions that wait to be looked at, or are,
@@ -517,12 +520,25 @@ class SyncerNode:
                 del self.held[row.learner, row.fragment]
 
     def _keep(self, p: int, version: int, delta: Delta) -> None:
-        """The newest, and as many before it as are asked for and find room; those of large models do not."""
-        kept = self.deltas[p]
-        kept[version] = delta
+        """The newest, and as many before it as are asked for and find room; those of large models do not.
+
+        Of what everybody has only a little is kept: the newest of all fragments is an eighth of the values.
+        """
+        self.deltas[p][version] = delta
+        self._deltas_by_age[p, version] = None
+        self._deltas_bytes += len(delta.payload)
         most = max(1, DELTAS_BYTES // (len(self.deltas) * max(1, len(delta.payload))))
-        for old in [v for v in kept if v <= version - min(self.config.store.deltas_kept, most)]:
-            del kept[old]
+        for old in [v for v in self.deltas[p] if v <= version - min(self.config.store.deltas_kept, most)]:
+            self._forget(p, old)
+        while self._deltas_bytes > SPARE_BYTES:
+            oldest = next(iter(self._deltas_by_age))
+            if not self.machine.all_have(*oldest):
+                break
+            self._forget(*oldest)
+
+    def _forget(self, p: int, version: int) -> None:
+        self._deltas_bytes -= len(self.deltas[p].pop(version).payload)
+        del self._deltas_by_age[p, version]
 
     def _publish(self, action: Publish) -> None:
         """The deltas a learner lacks if they are at hand and smaller than the whole fragment, else the whole."""

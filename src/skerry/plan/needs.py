@@ -22,9 +22,9 @@ t merges at a time, one for each of merge.threads or one for each fragment. The 
 beside those arrays, measured at 1.3M, 10M, 30M and 100M parameters.
 
     values       12 N              published values, velocity, residual
-    deltas       deltas_kept · down of all fragments
+    deltas       deltas_kept · down of all fragments, the newest or 512 MiB at most; 128 MiB while all have them
     held         n M up            at most wire.held_bytes_max and one fragment's contributions beyond
-    working      t (16 f + down)   the merged delta, and the new three
+    working      t (14 f + down)   the new three, in one of which the merged delta was added up, and its bf16
     process      220 MB            interpreter, libraries, kernels, and what threads keep for their next arrays
 
 Disk (`store/`): a checkpoint of a fragment is a file of 12 bytes an element. There are the newest two, one that is

@@ -57,7 +57,7 @@ def memory(config: Config, sizes: Sequence[int]) -> dict[str, int]:
     return {
         "values": STATE_BYTES * sum(sizes),
         "deltas": min(config.store.deltas_kept * newest, max(newest, DELTAS_BYTES)),
-        "working": merges * ((STATE_BYTES + 4) * largest + payload_bytes(down, largest)),
+        "working": merges * ((STATE_BYTES + DELTA_BYTES) * largest + payload_bytes(down, largest)),
         "process": PROCESS_BYTES,
     }
 
