@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from core.hand import Desk, config_of, of, only
 from skerry.core.credit import UNMEASURED_S
-from skerry.core.events import Hold, Reported
+from skerry.core.events import Hold, Merge, Reported
 from skerry.core.forgone import Forgone
 from skerry.core.ledger import Work
 from skerry.core.membership import RESEND_S
@@ -72,6 +72,21 @@ def test_who_alone_comes_back_to_a_run_that_has_had_others_is_believed_after_a_w
     desk.wait(UNMEASURED_S)
     desk.report("liar", 20_001)
     assert desk.machine.state.ledger.account("liar", 1).step == 20_001
+
+
+def test_and_at_once_as_far_as_the_tape_tells_that_it_may_be():
+    """A hundred times the pace of its learners: who comes back first after an outage has trained on, and stands alone."""
+    desk = training(steps=10**6)
+    assert of(desk.contribute("b", 0), Merge), "which writes down what was seen of all"
+    desk.start()
+    desk.join("a")
+    desk.report("a", 7)
+    desk.report("a", 1600)
+    assert not desk.machine.members["a"].is_beyond_belief
+    assert desk.machine.state.ledger.account("a", 1).step == 1600
+    assert of(desk.arrive(replace(desk.contribution("a", 0), to_step=1600, to_tokens=16_000)), Hold)
+    desk.step(Reported(replace(desk.machine.members["a"].report, number=desk.peers["a"].number + 1, state="left")))
+    assert desk.machine.state.ledger.totals().produced >= 1600 * 10 * desk.count, "what it leaves with is in the books"
 
 
 @pytest.mark.parametrize("changes", [{"to_tokens": 10**9}, {"to_step": 10**6, "to_tokens": 10**7}])

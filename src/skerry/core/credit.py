@@ -12,8 +12,9 @@ The usual is the median of the learners that K counts, the one in question among
 lower one, which of two is the slower one's, and for what is held the upper one, and of three at least: that half of the
 learners say they do next to nothing must not keep the others' work out. A learner that is alone has nobody to be
 compared with, and of two the quicker is believed in what is merged. What is measured is of this process, and is lost
-with it: who is the first to come back to a run that has had others is not believed as one that is alone is. Where
-nobody whom K counts was measured, those who claim too much are compared with each other: after an outage all may.
+with it: who is the first to come back to a run that has had others is not believed as one that is alone is, but held
+against what the tape tells of the run's learners before. Where nobody whom K counts was measured, those who claim too
+much are compared with each other: after an outage all may.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from skerry.core.ledger import Ledger, Work
 from skerry.core.membership import Member
 from skerry.core.messages import Contribution
 from skerry.core.roster import Roster
+from skerry.core.state import RunState
 
 PLAUSIBLE = 100.0  # times the usual
 SLACK_S = 10.0  # that a life is taken for older than it is: links and clocks are not exact
@@ -41,14 +43,15 @@ class Usual(NamedTuple):
 
 
 class Credit:
-    """Of the learners of a run; `several_since`: when it was known to have more than one, if it is known."""
+    """Of the learners of a run; what is known of those before this process is in its state."""
 
-    def __init__(self, several_since: float | None = None) -> None:
+    def __init__(self, state: RunState, now: float) -> None:
+        self._before = _before(state)
         self._usual: Usual | None = None  # the lower median
         self._only = ""  # the one learner of which that is, if it is of one
         self._upper: Usual | None = None  # and the upper one, of three at least
         self._measured_at = float("-inf")
-        self._several_since = several_since
+        self._several_since = now if len(state.lives) > 1 else None  # that there is somebody to be compared with
 
     def measure(self, roster: Roster, member: Member, now: float) -> None:
         """What is usual among those there and the one in question, which need not be ready for what it claims.
@@ -73,7 +76,7 @@ class Credit:
         """What a life of this age can have done, of which so much is settled; None: nobody can say."""
         if usual is None and (self._several_since is None or now - self._several_since >= UNMEASURED_S):
             return None
-        rate, most_s = usual or Usual(0.0, 0.0), PLAUSIBLE * (age_s + SLACK_S)
+        rate, most_s = usual or self._before, PLAUSIBLE * (age_s + SLACK_S)
         steps, tokens = settled.steps + AT_ONCE.steps, settled.tokens + AT_ONCE.tokens
         return Work(max(steps, int(most_s * rate.steps_per_s)), max(tokens, int(most_s * rate.tokens_per_s)))
 
@@ -108,6 +111,20 @@ def rate_of(member: Member) -> Usual | None:
     if steps < 1 or passed_s <= 0 or member.report.tokens <= tokens:
         return None
     return Usual(steps / passed_s, (member.report.tokens - tokens) / passed_s)
+
+
+def _before(state: RunState) -> Usual:
+    """Of the quickest life that the tape tells of, over all the time since it began; nothing if there was none.
+
+    It makes no difference that others are slower, or were there for a part of that time: what a learner did while no
+    syncer was there is told by no tape, and is to be believed of an honest one at once, or the run stands until it is.
+    """
+    rates = [Usual(0.0, 0.0)]
+    for name, known in state.lives.items():
+        account, age_s = state.ledger.accounts.get(f"{name}/{known.life}"), state.elapsed_s - known.since
+        if account is not None and age_s > 0:
+            rates.append(Usual(account.step / age_s, account.tokens / age_s))
+    return _at(rates, len(rates) - 1)
 
 
 def _at(rates: Sequence[Usual], place: int) -> Usual:

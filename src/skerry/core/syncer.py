@@ -127,7 +127,7 @@ class SyncerMachine:
         self.samples = Samples(now)
         self.checkpoints = Checkpoints(config.store)
         self.forgone = Forgone()
-        self.credit = Credit(now if len(state.lives) > 1 else None)
+        self.credit = Credit(state, now)
         self.books = Books(state, self.clock, self.held, self.roster)
         self.door = Door(config.run.learners, self.books, self.samples)
         self._ending: Ending | None = None  # why this process is to end, once everything has its checkpoint
