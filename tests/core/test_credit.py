@@ -75,7 +75,7 @@ def test_who_alone_comes_back_to_a_run_that_has_had_others_is_believed_after_a_w
 
 
 def test_and_at_once_as_far_as_the_tape_tells_that_it_may_be():
-    """A hundred times the pace of its learners: who comes back first after an outage has trained on, and stands alone."""
+    """A hundred times its learners' pace: who comes back first after an outage has trained on, and stands alone."""
     desk = training(steps=10**6)
     assert of(desk.contribute("b", 0), Merge), "which writes down what was seen of all"
     desk.start()
