@@ -122,8 +122,8 @@ def fixed_pieces(root: Path, state: RunState, names: Container[str], is_newest: 
         return
     file, given = fixed_file(root, created), of_learners(root, state) if is_newest else {}
     for fixed in wanted:
-        if fixed.name in given:
-            yield Piece(file.entries[fixed.name], 0, given[fixed.name])
+        if data := given.get(fixed.name):  # an empty tensor has no pieces, wherever it comes from
+            yield Piece(file.entries[fixed.name], 0, data)
             continue
         digest, start = xxhash.xxh3_128(), 0
         for data in file.pieces(fixed.name):
