@@ -89,3 +89,19 @@ def test_a_buffer_without_elements_is_one_like_any_other(tmp_path, capsys, dtype
     assert (exported.shape, exported.dtype) == ((0, 3), dtype)
     assert read(root).arrays["cache"].shape == (0, 3)
     assert called(capsys, "fork", root, tmp_path / "fork")[::2] == (0, "")
+
+
+def test_numbers_that_a_dtype_cannot_hold_are_told_of_by_the_first_tensor(tmp_path, caplog, capsys):
+    """What is infinite already, as a mask may be, is not told of."""
+    arrays = {name: np.float32([number] * 5) for name, number in (("w", 3.4e38), ("b", 7e4), ("mask", -np.inf))}
+    with np.errstate(over="ignore"):
+        halves = {name: array.astype(np.float16) for name, array in arrays.items()}
+    root, alike, out = begun(tmp_path / "run", arrays), tmp_path / "like.safetensors", tmp_path / "model.safetensors"
+    told = []
+    for wanted in (arrays, halves | {"w": arrays["w"]}, halves):
+        caplog.clear()
+        save_file(wanted, alike)
+        assert called(capsys, "export", root, "--out", out, "--like", alike)[0] == 0
+        told.append(caplog.messages)
+    of, kept = f"{out}: numbers of", "too large for float16 and infinite there: --like of a file in float32 keeps them"
+    assert told == [[], [f"{of} b are {kept}"], [f"{of} b and of 1 more are {kept}"]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from skerry.run.tensors import Entry, TensorFile, head_of, narrowed, widened, written
+from skerry.run.tensors import Entry, TensorFile, head_of, narrowed, overflows, widened, written
 
 ODD = {
     "b": torch.tensor([True, False, True]),
@@ -63,3 +63,16 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file_and_nothing_is_left_beside
         with pytest.raises(OSError, match="is a device or a pipe"), written(path):
             raise AssertionError
     assert stat.S_ISFIFO(pipe.lstat().st_mode) and link.is_symlink() and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_numbers_that_become_infinite_are_known_to_the_last_place(dtype):
+    most = np.finfo(np.float32).max
+    around = [
+        np.nextafter(np.float32(end), np.float32(way)) for end in (65520.0, 2.0**128 - 2.0**119) for way in (0, most)
+    ]
+    values = [65504.0, 65520.0, *around, 2.0**128 - 2.0**119, most, np.inf, np.nan, 0.0]
+    for value in [*values, *(-value for value in values)]:
+        array = np.float32([1.0, value])
+        becomes = widened(narrowed(array, dtype), dtype)
+        assert overflows(array, dtype) == (np.isfinite(array[1]) and np.isinf(becomes[1])), value

@@ -38,6 +38,7 @@ _NUMPY = {
     "I32": np.int32, "F16": np.float16, "U16": np.uint16, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
+INFINITE_FROM = {"F16": 65520.0, "BF16": 2.0**128 - 2.0**119}  # half-way between the largest number and the next
 PIECE_BYTES = 1 << 24  # that are in memory at once
 
 
@@ -170,3 +171,11 @@ def narrowed(values: F32, dtype: str) -> memoryview:
             return values.astype(np.float16).data.cast("B")
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).data.cast("B")
+
+
+def overflows(values: F32, dtype: str) -> bool:
+    """Among them are numbers that become infinite in this dtype."""
+    if dtype not in INFINITE_FROM:
+        return False
+    sizes = np.abs(values)
+    return bool(((sizes >= INFINITE_FROM[dtype]) & (sizes < np.inf)).any())
