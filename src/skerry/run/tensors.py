@@ -118,11 +118,18 @@ def head_of(
     told: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     placed, end = {}, 0
     for entry in entries if as_given else sorted(entries, key=_order):
+        _check_name(entry.name)
         placed[entry.name], start, end = entry._replace(start=end), end, end + entry.size
         told[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]}
     text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, placed
+
+
+def _check_name(name: str) -> None:
+    """The format keeps one name for itself, and its header is UTF-8, which has no lone surrogates."""
+    if name == "__metadata__" or any("\ud800" <= char <= "\udfff" for char in name):
+        raise ValueError(f"tensor {name!r} can have no such name in a safetensors file: give it another")
 
 
 def _order(entry: Entry) -> tuple[int, str]:
