@@ -165,3 +165,15 @@ def test_files_of_those_without_merged_work_are_not_read(tmp_path, caplog):
     found = of_learners(tmp_path, state_at(tmp_path))
     assert np.frombuffer(found["mean"], np.float32).tolist() == [1, 5]
     assert not caplog.messages, "it is not missed"
+
+
+def test_once_work_is_merged_nobody_without_any_has_a_say(tmp_path):
+    """Neither where no worker has given buffers, nor by giving them so late that the workers' were long ago."""
+    with Store.open(tmp_path) as store:
+        begun(store)
+        given(store, "worker", 100, 100.0, mean=np.float32([1, 5]))
+        given(store, "liar", 100, 9000.0, merged=0, mean=np.float32([9, 9]))
+    state = state_at(tmp_path)
+    assert np.frombuffer(of_learners(tmp_path, state)["mean"], np.float32).tolist() == [1, 5]
+    del state.buffers["worker"]
+    assert of_learners(tmp_path, state) == {}

@@ -1,7 +1,7 @@
 """A run's buffers, made from those that learners gave: floats are averaged, everything else is taken from one learner.
 
 A mean by tokens lies between what the learners have, so a variance stays one. Whoever gave none lately does not count:
-its model was another one.
+its model was another one. Nor does anybody whose work is not in the model, once there is any in it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
 
 def _weighed(state: RunState) -> list[tuple[int, Buffered]]:
     """Those that count, the oldest first, each with the tokens it counts for."""
-    lately = [(_tokens(state, given), given) for given in given_lately(state.buffers.values())]
-    merged = [each for each in lately if each[0]]  # whose work is in the model;
-    return merged or [(1, given) for _, given in lately]  # before there is any, everybody's are as good
+    if not state.ledger.merged:  # everybody's are as good
+        return [(1, given) for given in given_lately(state.buffers.values())]
+    tokens = {given.learner: _tokens(state, given) for given in state.buffers.values()}
+    lately = given_lately(given for given in state.buffers.values() if tokens[given.learner])
+    return [(tokens[given.learner], given) for given in lately]
 
 
 def _tokens(state: RunState, given: Buffered) -> int:
