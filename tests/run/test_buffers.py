@@ -1,14 +1,19 @@
 """A run's buffers: of learners that trained lately, the mean by tokens of floats, and the newest of everything else."""
 
+import json
+import tracemalloc
+
 import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from node.pair import Pair, config_of
 from skerry.algo.contents import Contents, Fixed
 from skerry.algo.fragments import Tensor, layout_of
 from skerry.config import Config
 from skerry.core.facts import Buffered, Discarded, LifeStarted, Paused, Row, Seen
+from skerry.core.messages import Buffers
 from skerry.core.state import state_of
 from skerry.node.buffers import flaw_of
 from skerry.run.buffers import of_learners
@@ -28,6 +33,15 @@ CONTENTS = Contents(
 FRAGMENTS = 1  # of a model of one tensor
 
 
+def begun(store, contents=CONTENTS):
+    begin(store, Config(), layout_of([Tensor("w", (3,))]), lambda f: np.zeros(f.size, np.float32), contents=contents)
+
+
+def state_at(root):
+    with Store.open(root, readonly=True) as store:
+        return state_of(store.records)
+
+
 def given(store, learner, tokens, at_s, claimed=0, merged=None, **arrays):
     """Buffers after so many tokens, as the learner claims, and as the books have it; so many of them are merged."""
     merged = tokens if merged is None else merged
@@ -44,9 +58,7 @@ def given(store, learner, tokens, at_s, claimed=0, merged=None, **arrays):
 
 def test_floats_are_averaged_by_tokens_and_counts_taken_from_the_newest(tmp_path):
     with Store.open(tmp_path) as store:
-        begin(
-            store, Config(), layout_of([Tensor("w", (3,))]), lambda f: np.zeros(f.size, np.float32), contents=CONTENTS
-        )
+        begun(store)
         given(store, "gone", 10**9, 800.0, mean=np.float32([99, 99]), count=np.int64(99))
         given(store, "newest", 100, 1000.0, mean=np.float32([1, 5]), count=np.int64(7))
         given(store, "slow", 300, 950.0, 2**53, mean=np.float32([3, 5]), count=np.int64(2))
@@ -75,9 +87,93 @@ def test_what_is_no_buffer_of_the_run_is_refused(arrays, says):
     assert flaw_of(save({name: np.asarray(array) for name, array in arrays.items()}), CONTENTS) == says
 
 
-def test_bytes_that_are_no_safetensors_and_infinite_bfloat16_are_refused():
+def test_bytes_that_are_no_safetensors_are_refused():
     assert flaw_of(b"junk", CONTENTS).startswith("they cannot be read")
-    head = b'{"rough":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-    head = len(head).to_bytes(8, "little") + head
-    assert flaw_of(head + b"\x80\x3f", CONTENTS) == ""
-    assert flaw_of(head + b"\x80\x7f", CONTENTS) == "rough holds values that are not finite"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "finite", "others"),
+    [
+        ("F64", "ffffffffffffef7f", ["000000000000f07f", "000000000000f0ff", "010000000000f07f"]),
+        ("F32", "ffff7f7f", ["0000807f", "000080ff", "0100807f"]),
+        ("C64", "ffff7f7fffff7fff", ["0000807f00000000", "00000000000080ff", "000000000100c07f"]),
+        ("F16", "ff7b", ["007c", "00fc", "017c"]),
+        ("BF16", "7f7f", ["807f", "80ff", "817f"]),
+        ("F8_E5M2", "7b", ["7c", "fc", "7f"]),
+        ("F8_E4M3", "7e", ["7f", "ff"]),
+        ("F8_E8M0", "fe", ["ff"]),
+        ("F8_E5M2FNUZ", "7f", ["80"]),
+        ("F8_E4M3FNUZ", "7f", ["80"]),
+        ("I8", "80", []),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_in_whatever_dtype(dtype, finite, others):
+    """The largest that is, and infinities and numbers that are none, as bytes."""
+    size = len(bytes.fromhex(finite))
+    head = json.dumps({"odd": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * size]}}).encode()
+    head = len(head).to_bytes(8, "little") + head + bytes(size)
+    contents = Contents(fixed=(Fixed("odd", dtype, (2,), "buffer"),))
+    assert flaw_of(head + bytes.fromhex(finite), contents) == ""
+    for other in others:
+        assert flaw_of(head + bytes.fromhex(other), contents) == "odd holds values that are not finite"
+
+
+def test_of_a_learners_buffers_those_of_the_run_are_kept_and_the_others_are_named(tmp_path, caplog):
+    """A model may have names that the run does not know: its BatchNorm statistics are worth something all the same."""
+    arrays = {"mean": np.float32([1, 2]), "seen": np.float32([1]), "rough": np.float32([1])}
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.run(8)
+        pair.syncer.contents = CONTENTS
+        pair.syncer.buffers(Buffers("a", 1, 4, 32, save(arrays)))
+        pair.run(1)
+        given = pair.syncer.machine.state.buffers["a"]
+    assert caplog.messages == [
+        "left out of the buffers of a: rough (F32 of shape (1,)) is no buffer of the run's model, and 1 more are none"
+    ]
+    with Store.open(tmp_path / "other") as store:
+        begun(store)
+        assert store.put([(tmp_path / "run" / "files" / given.file).read_bytes()]) == given.file
+        facts = [LifeStarted("a", 1, "a", 0, 0.0), Buffered("a", 1, 4, 32, given.file, 0.0)]
+        store.commit([msgspec.msgpack.encode(fact) for fact in facts], [given.file])
+    found = of_learners(tmp_path / "other", state_at(tmp_path / "other"))
+    assert {name: np.frombuffer(data, np.float32).tolist() for name, data in found.items()} == {"mean": [1, 2]}
+
+
+def test_an_export_takes_no_more_memory_the_more_names_have_given_buffers(tmp_path):
+    size = 1 << 18
+    contents = Contents(fixed=(Fixed("mean", "F32", (size,), "buffer"),))
+    with Store.open(tmp_path) as store:
+        begun(store, contents)
+        for number in range(24):
+            given(store, f"n{number:02}", 100, 1000.0, mean=np.full(size, number, np.float32))
+    state = state_at(tmp_path)
+    tracemalloc.start()
+    found = of_learners(tmp_path, state)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.frombuffer(found["mean"], np.float32)[0] == 11.5
+    assert peak < 16 * 4 * size, "of one learner's, and what a mean in float64 takes"
+
+
+def test_files_of_those_without_merged_work_are_not_read(tmp_path, caplog):
+    with Store.open(tmp_path) as store:
+        begun(store)
+        given(store, "worker", 100, 1000.0, mean=np.float32([1, 5]))
+        given(store, "idle", 100, 1000.0, merged=0, mean=np.float32([9, 9]))
+    (tmp_path / "files" / state_at(tmp_path).buffers["idle"].file).unlink()
+    found = of_learners(tmp_path, state_at(tmp_path))
+    assert np.frombuffer(found["mean"], np.float32).tolist() == [1, 5]
+    assert not caplog.messages, "it is not missed"
+
+
+def test_once_work_is_merged_nobody_without_any_has_a_say(tmp_path):
+    """Neither where no worker has given buffers, nor by giving them so late that the workers' were long ago."""
+    with Store.open(tmp_path) as store:
+        begun(store)
+        given(store, "worker", 100, 100.0, mean=np.float32([1, 5]))
+        given(store, "liar", 100, 9000.0, merged=0, mean=np.float32([9, 9]))
+    state = state_at(tmp_path)
+    assert np.frombuffer(of_learners(tmp_path, state)["mean"], np.float32).tolist() == [1, 5]
+    del state.buffers["worker"]
+    assert of_learners(tmp_path, state) == {}

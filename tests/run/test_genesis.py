@@ -64,6 +64,32 @@ def test_a_tensor_of_very_many_dimensions_is_refused_by_its_header_alone(tmp_pat
         open_genesis(tmp_path / "g")
 
 
+def test_so_is_one_that_is_not_trained(tmp_path):
+    """A run could be served and exported with it, but not evaluated."""
+    said = json.dumps({"embeddings": [], "trained": ["w"], "buffers": ["deep"], "aliases": {}, "files": {}})
+    about = {
+        "w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        "deep": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [4, 8]},
+        "__metadata__": {METADATA: said},
+    }
+    header = json.dumps(about).encode()
+    (tmp_path / "g").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ModelError, match=r"g: deep: has 65 dimensions, and at most 64 can be$"):
+        open_genesis(tmp_path / "g")
+
+
+def test_a_further_name_is_of_the_same_values_or_refused(tmp_path):
+    """A file may have a copy under it, as an export has, and the run keeps one of the two."""
+    path, w = tmp_path / "g", np.arange(600, dtype=np.float32)
+    said = {"embeddings": [], "trained": ["w"], "buffers": [], "aliases": {"tied": "w"}, "files": {}}
+    for tied in (w, w[::-1].copy()):
+        save_file({"w": w, "tied": tied}, path, {METADATA: json.dumps(said)})
+        if tied is w:
+            assert read_genesis(path)[1].contents.aliases == {"tied": "w"}
+    with pytest.raises(ModelError, match="has 'tied' as another name of 'w', and their values differ: leave it out"):
+        read_genesis(path)
+
+
 def test_a_run_that_leaves_the_number_of_fragments_open_keeps_that_and_has_a_table_of_them(tmp_path):
     with Store.open(tmp_path) as store:
         created = begin(store, Config(), layout_of([Tensor("w", (3000,))]), zeros)

@@ -1,6 +1,7 @@
 """safetensors by the piece: the library's own bytes, and numbers rounded as torch rounds them."""
 
 import os
+import re
 import stat
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from skerry.run.tensors import Entry, TensorFile, head_of, narrowed, widened, written
+import skerry
+from skerry.run.tensors import Entry, TensorFile, head_of, narrowed, overflows, widened, written
 
 ODD = {
     "b": torch.tensor([True, False, True]),
@@ -63,3 +65,32 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file_and_nothing_is_left_beside
         with pytest.raises(OSError, match="is a device or a pipe"), written(path):
             raise AssertionError
     assert stat.S_ISFIFO(pipe.lstat().st_mode) and link.is_symlink() and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_numbers_that_become_infinite_are_known_to_the_last_place(dtype):
+    most = np.finfo(np.float32).max
+    around = [
+        np.nextafter(np.float32(end), np.float32(way)) for end in (65520.0, 2.0**128 - 2.0**119) for way in (0, most)
+    ]
+    values = [65504.0, 65520.0, *around, 2.0**128 - 2.0**119, most, np.inf, np.nan, 0.0]
+    for value in [*values, *(-value for value in values)]:
+        array = np.float32([1.0, value])
+        becomes = widened(narrowed(array, dtype), dtype)
+        assert overflows(array, dtype) == (np.isfinite(array[1]) and np.isinf(becomes[1])), value
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "a\ud800"])
+def test_a_name_that_no_safetensors_file_can_have_is_refused_where_the_file_is_written(tmp_path, name):
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer(name, torch.zeros(1))
+    writes = {
+        "buffer": lambda path: skerry.save_genesis(model, path),
+        "parameter": lambda path: skerry.save_genesis(torch.nn.ParameterDict({name: torch.zeros(2)}), path),
+        "array": lambda path: skerry.save_arrays({name: np.zeros(2, np.float32)}, path),
+    }
+    for what, write in writes.items():
+        with pytest.raises(ValueError, match=f"^tensor {re.escape(repr(name))} can have no such name") as refused:
+            write(tmp_path / what)
+        assert not isinstance(refused.value, UnicodeError)
+    assert not list(tmp_path.iterdir())

@@ -54,10 +54,7 @@ class Layout(msgspec.Struct, frozen=True):
         if not self.tensors:
             raise ValueError("a layout needs at least one tensor")
         for tensor in self.tensors:
-            if len(tensor.shape) > DIMENSIONS_MAX:
-                raise ValueError(
-                    f"{tensor.name}: has {len(tensor.shape)} dimensions, and at most {DIMENSIONS_MAX} can be"
-                )
+            check_dimensions(tensor.name, tensor.shape)
             if any(extent <= 0 for extent in tensor.shape):
                 raise ValueError(f"{tensor.name}: shape {tensor.shape} has no elements")
         names = [tensor.name for tensor in self.tensors]
@@ -74,6 +71,12 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def param_count(self) -> int:
         return sum(tensor.size for tensor in self.tensors)
+
+
+def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
+    """Of any tensor of a model, be it trained or not."""
+    if len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"{name}: has {len(shape)} dimensions, and at most {DIMENSIONS_MAX} can be")
 
 
 def encode_layout(layout: Layout) -> bytes:

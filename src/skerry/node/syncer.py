@@ -57,7 +57,7 @@ from skerry.core.vocabulary import Ending, Flaw
 from skerry.errors import one_line
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
-from skerry.node.buffers import flaw_of
+from skerry.node.buffers import flaw_of, strange_in
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.node.transitions import Transitions
@@ -459,6 +459,8 @@ class SyncerNode:
         flaw = flaw_of(given.data, self.contents)
         if flaw:
             log.warning("refused the buffers of %s: %s", given.learner, one_line(flaw))
+        elif strange := strange_in(given.data, self.contents):
+            log.warning("left out of the buffers of %s: %s", given.learner, one_line(strange))
         file = "" if flaw else self.store.put([given.data])
         return BuffersStored(given.learner, given.life, given.step, given.tokens, file)
 

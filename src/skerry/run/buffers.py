@@ -1,7 +1,7 @@
 """A run's buffers, made from those that learners gave: floats are averaged, everything else is taken from one learner.
 
 A mean by tokens lies between what the learners have, so a variance stays one. Whoever gave none lately does not count:
-its model was another one.
+its model was another one. Nor does anybody whose work is not in the model, once there is any in it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
-from safetensors import deserialize
 
-from skerry.algo.contents import decode_contents
+from skerry.algo.contents import Contents, decode_contents
 from skerry.core.facts import Buffered
 from skerry.core.state import RunState
+from skerry.node.buffers import of_the_run
 from skerry.run.tensors import WIDTHS, narrowed, widened
 from skerry.store.files import opened
 from skerry.store.store import FILES
@@ -24,23 +25,34 @@ from skerry.store.store import FILES
 LATELY = 0.1  # of the run's time, before the newest,
 LATELY_S = 60.0  # and in a short run so long
 
+F64 = npt.NDArray[np.float64]
+
 log = logging.getLogger("skerry.store")
 
 
 def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
-    """By name, the bytes of every buffer that some learner has told of."""
-    lately = given_lately(state.buffers.values())
-    read = [(given, tensors) for given in lately if (tensors := _read(root, given)) is not None]
-    dtypes = {fixed.name: fixed.dtype for fixed in decode_contents(state.created.contents).fixed}
-    names = sorted({name for _, tensors in read for name in tensors})
-    weights = [_tokens(state, given) for given, _ in read]
-    if any(weights):  # whose work is in the model; before there is any, everybody's are as good
-        read = [each for w, each in zip(weights, read, strict=True) if w]
-        names, weights = sorted({name for _, tensors in read for name in tensors}), [w for w in weights if w]
-    return {
-        name: _one(dtypes[name], [(w, t[name]) for w, (_, t) in zip(weights, read, strict=True) if name in t])
-        for name in names
-    }
+    """By name, the bytes of every buffer that some learner has told of: one learner's are in memory at a time."""
+    contents = decode_contents(state.created.contents)
+    dtypes = {fixed.name: fixed.dtype for fixed in contents.fixed}
+    means, tokens, newest = dict[str, F64](), dict[str, int](), dict[str, bytes]()
+    for weight, given in _weighed(state):
+        for name, data in _read(root, given, contents).items():
+            if dtypes[name] in (*WIDTHS, "F64"):
+                values = _float64(data, dtypes[name])
+                tokens[name] = tokens.get(name, 0) + weight
+                means[name] = _between(means.get(name, values), values, weight / tokens[name])
+            else:
+                newest[name] = data
+    return newest | {name: _bytes(mean, dtypes[name]) for name, mean in means.items()}
+
+
+def _weighed(state: RunState) -> list[tuple[int, Buffered]]:
+    """Those that count, the oldest first, each with the tokens it counts for."""
+    if not state.ledger.merged:  # everybody's are as good
+        return [(1, given) for given in given_lately(state.buffers.values())]
+    tokens = {given.learner: _tokens(state, given) for given in state.buffers.values()}
+    lately = given_lately(given for given in state.buffers.values() if tokens[given.learner])
+    return [(tokens[given.learner], given) for given in lately]
 
 
 def _tokens(state: RunState, given: Buffered) -> int:
@@ -55,23 +67,22 @@ def given_lately(buffers: Iterable[Buffered]) -> list[Buffered]:
     return [each for each in given if newest_s - each.elapsed_s <= max(LATELY_S, LATELY * newest_s)]
 
 
-def _one(dtype: str, given: list[tuple[int, bytes]]) -> bytes:
-    """A buffer, of what learners had after so many tokens, the newest last."""
-    if dtype not in (*WIDTHS, "F64"):
-        return given[-1][1]
-    weights = np.array([max(1, tokens) for tokens, _ in given], np.float64)
-    values = np.stack([_float64(data, dtype) for _, data in given])
-    mean = (weights / weights.sum()) @ values
-    mean = np.clip(mean, values.min(0), values.max(0))  # whatever rounding does
-    return mean.tobytes() if dtype == "F64" else bytes(narrowed(mean.astype(np.float32), dtype))
+def _between(mean: F64, values: F64, share: float) -> F64:
+    """So far from the one to the other, and never outside of them, whatever rounding does."""
+    moved = (1.0 - share) * mean + share * values
+    return np.clip(moved, np.minimum(mean, values), np.maximum(mean, values))
 
 
-def _float64(data: bytes, dtype: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _float64(data: bytes, dtype: str) -> F64:
     return np.frombuffer(data, np.float64) if dtype == "F64" else widened(data, dtype).astype(np.float64)
 
 
-def _read(root: Path, given: Buffered) -> dict[str, bytes] | None:
-    """None of a file that is not there, or not what was written: the run can do without."""
+def _bytes(values: F64, dtype: str) -> bytes:
+    return values.tobytes() if dtype == "F64" else bytes(narrowed(values.astype(np.float32), dtype))
+
+
+def _read(root: Path, given: Buffered, contents: Contents) -> dict[str, bytes]:
+    """Nothing of a file that is not there, or not what was written: the run can do without."""
     path = root / FILES / given.file
     try:
         with opened(path) as file:
@@ -80,5 +91,5 @@ def _read(root: Path, given: Buffered) -> dict[str, bytes] | None:
         data = b""
     if xxhash.xxh3_128_hexdigest(data) != given.file:
         log.warning("%s: the buffers of %s are damaged or missing, and are left out", path, given.learner)
-        return None
-    return {name: bytes(about["data"]) for name, about in deserialize(data)}  # type: ignore[no-untyped-call]
+        return {}
+    return of_the_run(data, contents)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,19 +23,21 @@ from skerry.algo.contents import decode_contents
 from skerry.algo.fragments import F32, Fragment, decode_layout, scatter
 from skerry.core.facts import RunCreated
 from skerry.core.state import KeptVersion, RunState
-from skerry.errors import FileDamaged
+from skerry.errors import FileDamaged, one_line
 from skerry.node import versions
 from skerry.run.buffers import of_learners
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import FIXED, GENESIS, METADATA
 from skerry.run.outputs import Output, fixed_file, said_of, ways_out, whole
-from skerry.run.tensors import WIDTHS, Entry, head_of, narrowed, widened, written
+from skerry.run.tensors import WIDTHS, WORDS, Entry, head_of, narrowed, overflows, widened, written
 from skerry.store.journal import JOURNAL
 from skerry.store.lock import LOCK, SUPERVISOR
 from skerry.store.store import FILES, RECORD, Store
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+log = logging.getLogger("skerry.store")
 
 # What a run directory is made of, but for its exported models.
 PARTS = (
@@ -87,20 +90,30 @@ def write_model(
         (output.entry for output in wanted), {**(metadata or {}), **_about(state, more)}, outputs is not None
     )
     places = _by_source(Output(placed[output.entry.name], output.source) for output in wanted)
+    infinite = set[str]()
     with written(path) as file:
         file.write(head)
         for fragment, master in _masters(store, state, kept=kept):
             for slot in fragment.slots:
                 for entry in places.get(slot.name, ()):
                     file.seek(len(head) + entry.start + WIDTHS[entry.dtype] * slot.start)
-                    file.write(narrowed(master[slot.offset : slot.offset + slot.size], entry.dtype))
+                    file.write(_narrowed(master[slot.offset : slot.offset + slot.size], entry, infinite))
         for piece in fixed_pieces(store.root, state, places, is_newest=kept is None):
             for entry in places[piece.of.name]:
-                values = _as(piece.data, piece.of.dtype, entry.dtype)
+                values = _as(piece.data, piece.of.dtype, entry, infinite)
                 file.seek(len(head) + entry.start + piece.start * len(values) // len(piece.data))
                 file.write(values)
         file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if infinite:
+        _warn(path, [entry for name, entry in placed.items() if name in infinite])
+    return digest
+
+
+def _warn(path: Path, infinite: Sequence[Entry]) -> None:
+    first, more = infinite[0], f" and of {len(infinite) - 1} more" if infinite[1:] else ""
+    told = f"{path}: numbers of {first.name}{more} are too large for {WORDS[first.dtype]} and infinite there"
+    log.warning("%s", one_line(f"{told}: --like of a file in float32 keeps them"))
 
 
 class Piece(NamedTuple):
@@ -122,8 +135,8 @@ def fixed_pieces(root: Path, state: RunState, names: Container[str], is_newest: 
         return
     file, given = fixed_file(root, created), of_learners(root, state) if is_newest else {}
     for fixed in wanted:
-        if fixed.name in given:
-            yield Piece(file.entries[fixed.name], 0, given[fixed.name])
+        if data := given.get(fixed.name):  # an empty tensor has no pieces, wherever it comes from
+            yield Piece(file.entries[fixed.name], 0, data)
             continue
         digest, start = xxhash.xxh3_128(), 0
         for data in file.pieces(fixed.name):
@@ -134,8 +147,15 @@ def fixed_pieces(root: Path, state: RunState, names: Container[str], is_newest: 
             raise FileDamaged(f"{root / FIXED}: {fixed.name} is not what was written: {ways_out(root)}")
 
 
-def _as(data: bytes, dtype: str, wanted: str) -> bytes | memoryview:
-    return data if dtype == wanted else narrowed(widened(data, dtype), wanted)
+def _as(data: bytes, dtype: str, wanted: Entry, infinite: set[str]) -> bytes | memoryview:
+    return data if dtype == wanted.dtype else _narrowed(widened(data, dtype), wanted, infinite)
+
+
+def _narrowed(values: F32, wanted: Entry, infinite: set[str]) -> memoryview:
+    """Their bytes; the tensor is noted if numbers of it become infinite."""
+    if overflows(values, wanted.dtype):
+        infinite.add(wanted.name)
+    return narrowed(values, wanted.dtype)
 
 
 def _by_source(outputs: Iterable[Output]) -> dict[str, list[Entry]]:

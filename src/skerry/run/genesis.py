@@ -29,6 +29,7 @@ from skerry.algo.fragments import (
     Fragment,
     Layout,
     Tensor,
+    check_dimensions,
     decode_fragments,
     encode_fragments,
     encode_layout,
@@ -96,11 +97,14 @@ class GenesisFile(Mapping[str, F32]):
         return flat
 
     def check(self) -> None:
-        """Go through all that is trained, a piece at a time."""
+        """Go through all that is trained, and every copy under a further name, a piece at a time."""
         for name, shape in self._shapes.items():
             count = math.prod(shape)
             for start in range(0, count, AT_ONCE):
                 self._values(name, start, min(AT_ONCE, count - start))
+        for alias, name in self.contents.aliases.items():
+            if alias in self._file.entries:
+                self._check_copy(alias, name)
 
     @property
     def fixed_bytes(self) -> int:
@@ -125,6 +129,14 @@ class GenesisFile(Mapping[str, F32]):
                 digests[name] = digest.digest()
         known = tuple(replace(fixed, digest=digests[fixed.name]) for fixed in self.contents.fixed)
         return replace(self.contents, fixed=known), sha256.hexdigest()
+
+    def _check_copy(self, alias: str, name: str) -> None:
+        """The run keeps one of the two."""
+        if any(one != other for one, other in zip(self._file.pieces(alias), self._file.pieces(name), strict=True)):
+            raise ModelError(
+                f"{self.path}: its metadata {METADATA!r} has {alias!r:.80} as another name of {name!r:.80}, and their "
+                "values differ: leave it out of the aliases"
+            )
 
     @property
     def _fixed(self) -> list[Entry]:
@@ -158,7 +170,7 @@ def open_genesis(path: Path) -> tuple[Layout, GenesisFile]:
                 f"{path}: parameter {entry.name} is {entry.dtype}; a genesis holds float32, bfloat16 or float16 "
                 f"({', '.join(WIDTHS)})"
             )
-    return (layout := _layout(path, said, trained)), GenesisFile(file, layout, contents)
+    return (layout := _layout(file, said, trained)), GenesisFile(file, layout, contents)
 
 
 def opened(path: Path) -> TensorFile:
@@ -221,14 +233,16 @@ def _dtypes(trained: list[Entry]) -> dict[str, str]:
     return {entry.name: entry.dtype for entry in trained if entry.dtype != "F32"}
 
 
-def _layout(path: Path, said: Said | None, trained: list[Entry]) -> Layout:
+def _layout(file: TensorFile, said: Said | None, trained: list[Entry]) -> Layout:
     """Embeddings by the file's metadata, else by 'emb' in the name."""
     names = {entry.name for entry in trained}
     embeddings = {name for name in names if "emb" in name.lower()} if said is None else said.embeddings
     try:
+        for entry in file.entries.values():
+            check_dimensions(entry.name, entry.shape)
         return layout_of(Tensor(e.name, e.shape, "embedding" if e.name in embeddings else "other") for e in trained)
     except ValueError as error:
-        raise ModelError(f"{path}: {error}") from None
+        raise ModelError(f"{file.path}: {error}") from None
 
 
 def is_from(path: Path, layout: Layout, created: RunCreated) -> bool:

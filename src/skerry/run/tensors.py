@@ -38,6 +38,7 @@ _NUMPY = {
     "I32": np.int32, "F16": np.float16, "U16": np.uint16, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
+INFINITE_FROM = {"F16": 65520.0, "BF16": 2.0**128 - 2.0**119}  # half-way between the largest number and the next
 PIECE_BYTES = 1 << 24  # that are in memory at once
 
 
@@ -117,11 +118,18 @@ def head_of(
     told: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     placed, end = {}, 0
     for entry in entries if as_given else sorted(entries, key=_order):
+        _check_name(entry.name)
         placed[entry.name], start, end = entry._replace(start=end), end, end + entry.size
         told[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]}
     text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, placed
+
+
+def _check_name(name: str) -> None:
+    """The format keeps one name for itself, and its header is UTF-8, which has no lone surrogates."""
+    if name == "__metadata__" or any("\ud800" <= char <= "\udfff" for char in name):
+        raise ValueError(f"tensor {name!r} can have no such name in a safetensors file: give it another")
 
 
 def _order(entry: Entry) -> tuple[int, str]:
@@ -170,3 +178,11 @@ def narrowed(values: F32, dtype: str) -> memoryview:
             return values.astype(np.float16).data.cast("B")
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).data.cast("B")
+
+
+def overflows(values: F32, dtype: str) -> bool:
+    """Among them are numbers that become infinite in this dtype."""
+    if dtype not in INFINITE_FROM:
+        return False
+    sizes = np.abs(values)
+    return bool(((sizes >= INFINITE_FROM[dtype]) & (sizes < np.inf)).any())
