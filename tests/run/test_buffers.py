@@ -78,8 +78,8 @@ def test_floats_are_averaged_by_tokens_and_counts_taken_from_the_newest(tmp_path
     [
         ({"mean": np.float32([1, 2]), "count": np.int64(1)}, ""),
         ({"mean": np.float32([1, np.inf])}, "mean holds values that are not finite"),
-        ({"mean": np.float32([1, 2, 3])}, "mean (F32 of shape (3,)) is no buffer of the run's model"),
-        ({"count": np.int32(1)}, "count (I32 of shape ()) is no buffer of the run's model"),
+        ({"mean": np.float32([1, 2, 3])}, "mean is F32 of shape (3,), and F32 of shape (2,) in the run's model"),
+        ({"count": np.int32(1)}, "count is I32 of shape (), and I64 of shape () in the run's model"),
         ({"base": np.float32([1, 2])}, "base (F32 of shape (2,)) is no buffer of the run's model"),
     ],
 )
@@ -119,8 +119,8 @@ def test_numbers_that_are_not_finite_are_refused_in_whatever_dtype(dtype, finite
 
 
 def test_of_a_learners_buffers_those_of_the_run_are_kept_and_the_others_are_named(tmp_path, caplog):
-    """A model may have names that the run does not know: its BatchNorm statistics are worth something all the same."""
-    arrays = {"mean": np.float32([1, 2]), "seen": np.float32([1]), "rough": np.float32([1])}
+    """A model may have names that the run does not know, or be of fewer bits: its statistics are worth something."""
+    arrays = {"mean": np.float16([1, 2]), "seen": np.float32([1]), "sawn": np.float32([1])}
     with Pair(tmp_path / "run", config_of()) as pair:
         pair.join("a")
         pair.run(8)
@@ -129,7 +129,7 @@ def test_of_a_learners_buffers_those_of_the_run_are_kept_and_the_others_are_name
         pair.run(1)
         given = pair.syncer.machine.state.buffers["a"]
     assert caplog.messages == [
-        "left out of the buffers of a: rough (F32 of shape (1,)) is no buffer of the run's model, and 1 more are none"
+        "left out of the buffers of a: sawn (F32 of shape (1,)) is no buffer of the run's model, and 1 more are none"
     ]
     with Store.open(tmp_path / "other") as store:
         begun(store)

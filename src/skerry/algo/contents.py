@@ -58,5 +58,5 @@ def frozen_difference(learner: Mapping[str, bytes], run: Mapping[str, bytes]) ->
         if name not in learner:
             return f"the run's frozen parameter {name} is missing"
         if learner[name] != run[name]:
-            return f"the frozen parameter {name} has other values than the run's"
+            return f"the frozen parameter {name} has other values than the run's, or another dtype"
     return ""

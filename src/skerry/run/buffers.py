@@ -17,8 +17,8 @@ import xxhash
 from skerry.algo.contents import Contents, decode_contents
 from skerry.core.facts import Buffered
 from skerry.core.state import RunState
-from skerry.node.buffers import of_the_run
-from skerry.run.tensors import WIDTHS, narrowed, widened
+from skerry.node.buffers import FLOATS, Given, of_the_run
+from skerry.run.tensors import narrowed, widened
 from skerry.store.files import opened
 from skerry.store.store import FILES
 
@@ -36,13 +36,13 @@ def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
     dtypes = {fixed.name: fixed.dtype for fixed in contents.fixed}
     means, tokens, newest = dict[str, F64](), dict[str, int](), dict[str, bytes]()
     for weight, given in _weighed(state):
-        for name, data in _read(root, given, contents).items():
-            if dtypes[name] in (*WIDTHS, "F64"):
-                values = _float64(data, dtypes[name])
+        for name, each in _read(root, given, contents).items():
+            if each.dtype in FLOATS:
+                values = _float64(each.data, each.dtype)
                 tokens[name] = tokens.get(name, 0) + weight
                 means[name] = _between(means.get(name, values), values, weight / tokens[name])
             else:
-                newest[name] = data
+                newest[name] = each.data
     return newest | {name: _bytes(mean, dtypes[name]) for name, mean in means.items()}
 
 
@@ -81,7 +81,7 @@ def _bytes(values: F64, dtype: str) -> bytes:
     return values.tobytes() if dtype == "F64" else bytes(narrowed(values.astype(np.float32), dtype))
 
 
-def _read(root: Path, given: Buffered, contents: Contents) -> dict[str, bytes]:
+def _read(root: Path, given: Buffered, contents: Contents) -> dict[str, Given]:
     """Nothing of a file that is not there, or not what was written: the run can do without."""
     path = root / FILES / given.file
     try:
