@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,15 @@ from torch.nn.parameter import is_lazy
 from skerry.adapters.shards import held
 from skerry.errors import ModelError
 
-COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module's parameters
-WRAPPED = "module."  # what these put there
+COMPILED = "_orig_mod"  # what torch.compile calls the module that it compiles
+WRAPPED = "module."  # what these put before the names of its parameters
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that can be trained; the run works in float32
 
 MODULES_AT_ONCE = 32  # that a boundary looks at: some ten microseconds
+
+T = TypeVar("T")
 
 _requires_grad = attrgetter("requires_grad")
 _traits = attrgetter("dtype", "shape", "device", "requires_grad")
@@ -144,8 +146,21 @@ def _changed(then: tuple[Any, ...], now: tuple[Any, ...]) -> str:
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by the names they have where nothing is compiled or wrapped, each once."""
-    plain = plain_names(a_module(model))
-    return {plain(name): parameter for name, parameter in model.named_parameters()}
+    return by_plain_name(model, a_module(model).named_parameters())
+
+
+def by_plain_name(model: nn.Module, members: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """What a model has, by the names where nothing is compiled or wrapped; where two would have one name, refused."""
+    plain = plain_names(model)
+    found: dict[str, T] = {}
+    for name, member in members:
+        if plain(name) in found:
+            raise ValueError(
+                f"two tensors of the model are called {plain(name)}, one of them {name} in full: a module that is "
+                f"called {COMPILED} is taken for torch.compile's, so give it another name"
+            )
+        found[plain(name)] = member
+    return found
 
 
 def a_module(model: nn.Module) -> nn.Module:
@@ -163,7 +178,8 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
         for prefix in wrapped:  # the innermost first, so that those around it are still found
             if name.startswith(prefix):
                 name = prefix.removesuffix(WRAPPED) + name.removeprefix(prefix)
-        return name.replace(COMPILED, "")
+        path, dot, leaf = name.rpartition(".")
+        return ".".join([*(part for part in path.split(".") if part != COMPILED), leaf]) if dot else name
 
     return plain
 
@@ -171,8 +187,8 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The plain module in compilers and wrappers around the whole of it."""
     while True:
-        own = WRAPPED if isinstance(model, WRAPPERS) else COMPILED
-        inner = model._modules.get(own.removesuffix("."))
+        own = WRAPPED.removesuffix(".") if isinstance(model, WRAPPERS) else COMPILED
+        inner = model._modules.get(own)
         if inner is None:
             return model
         model = inner
