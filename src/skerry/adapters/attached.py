@@ -8,7 +8,7 @@ modules without parameters that come and go) changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from skerry.adapters.shards import held
+from skerry.adapters.sharing import shared
 from skerry.errors import ModelError
 
 COMPILED = "_orig_mod"  # what torch.compile calls the module that it compiles
@@ -63,12 +64,22 @@ class Attached:
         self._turn = (self._turn + 1) % len(self._groups)
         if not self._groups[self._turn].is_same:
             self._look_well()
+        moved: dict[str, Tensor] = {}
         for name in names:
             parameter, then = self._named[name], self._then[name]
             if (now := _traits(parameter)) != then:
                 raise refusal(f"parameter {name} is {_changed(then, now)}")
             if not (tensor := held(parameter)).is_set_to(self._tensors[name]):  # a loop may give it other memory
-                self._tensors[name] = tensor
+                moved[name] = tensor
+        if moved:
+            self._move(moved)
+
+    def _move(self, moved: Mapping[str, Tensor]) -> None:
+        """These have other memory, which must be nobody else's."""
+        same = {name: held(each) for name, each in self._named.items() if _traits(each) == self._then[name]}
+        if why := sharing(same):
+            raise refusal(why)
+        self._tensors.update(moved)
 
     def let_go(self) -> str:
         """Look no more: the tensors there are stay as they were last; what has become of the model, if anything has."""
@@ -207,18 +218,25 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def filled(model: nn.Module) -> dict[str, nn.Parameter]:
     """Those of a model that has values, each element its own; else refused by name."""
-    found, begins = trainable(model), dict[Any, str]()
-    for name, tensor in ((name, held(parameter)) for name, parameter in found.items()):
-        if tensor.is_meta:
+    found = trainable(model)
+    for name, parameter in found.items():
+        if held(parameter).is_meta:
             raise ValueError(
                 f"parameter {name} is on the meta device, without values: make some first, with to_empty()"
             )
-        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(f"parameter {name} is expanded, and its elements share memory: make it with contiguous()")
-        other = begins.setdefault((tensor.device, tensor.data_ptr()), name) if tensor.numel() else name
-        if other != name:
-            raise ValueError(f"parameters {other} and {name} share memory: give both modules the same Parameter")
+    if why := sharing(found):
+        raise ValueError(f"{why}: give tied modules the same Parameter, and others memory of their own, with clone()")
     return found
+
+
+def sharing(parameters: Mapping[str, Tensor]) -> str:
+    """Which of these share memory, in words; empty if none do."""
+    match shared(parameters):
+        case (name,):
+            return f"parameter {name} has elements that share memory, like an expanded tensor"
+        case (one, other):
+            return f"parameters {one} and {other} share memory"
+    return ""
 
 
 def _unfit(parameter: nn.Parameter) -> str:

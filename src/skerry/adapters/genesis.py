@@ -17,6 +17,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.adapters.attached import by_plain_name, filled, named, trainable, unwrapped
 from skerry.adapters.shards import is_sharded, whole
@@ -110,7 +111,8 @@ def aliases_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _sight(name: str, each: Tensor) -> Any:
     """The same for two names of one tensor, and for nothing else."""
-    memory = None if unwritable(each) else memory_of(each)
+    is_wrapper = is_traceable_wrapper_subclass(each) and not is_sharded(each)  # whose memory is that of others
+    memory = None if is_wrapper or unwritable(each) else memory_of(each)
     return name if memory is None else (memory, each.dtype, each.is_conj(), each.is_neg())
 
 
