@@ -53,7 +53,7 @@ class ChangedBuffers:
         if why := unwritable(each) or untyped(each):
             if name not in self._left_out:
                 self._left_out.add(name)
-                log.warning("buffer %s %s; it was another, and the run does not get what it is now", name, why)
+                log.warning("buffer %s %s; until then the run does not get it", name, why)
             return False
         return True
 
