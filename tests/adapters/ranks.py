@@ -164,6 +164,19 @@ def lives(folder, kind, seen):
             seen[name] = [type(error).__name__, str(error)]
 
 
+def bases(folder, kind, seen):
+    """One rank has other values in what is not trained, or compares none of it."""
+    model, is_odd = new_model(), dist.get_rank() == 1
+    if kind == "own" and is_odd:
+        with torch.no_grad():
+            model[6].weight.fill_(9)
+    frozen = "any" if kind == "fsdp" and is_odd else "same"
+    try:
+        skerry.Learner(shared(kind, model), None, frozen=frozen, group=dist.group.WORLD if kind == "own" else None)
+    except skerry.SkerryError as error:
+        seen["refused"] = [type(error).__name__, str(error)]
+
+
 def boxes(folder, kind, seen):
     """Every element is read of one rank, and what is added is added on all, as torch's own whole tensors have it."""
     plane = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

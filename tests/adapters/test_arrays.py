@@ -119,3 +119,8 @@ def test_arrays_that_are_another_since_are_refused_by_name(tmp_path):
         arrays["mlp.bias"] = np.zeros(16, np.float32)
         learner.close()
         until(lambda: syncer.status["learners"].get("here", {}).get("state") == "left", "it to leave")
+
+
+def test_a_list_of_arrays_is_refused():
+    with pytest.raises(TypeError, match=r"^arrays is a list: give a dict of numpy arrays"):
+        skerry.ArrayLearner([np.zeros(3, np.float32)], "127.0.0.1:1")

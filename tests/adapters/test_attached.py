@@ -160,6 +160,24 @@ def test_a_compiled_model_has_the_names_of_the_plain_one():
     assert list(trainable(model)) == names and not any("_orig_mod" in name for name in names)
 
 
+def test_only_a_whole_part_of_a_name_is_the_compilers():
+    model = nn.Module()
+    model.my_orig_mod, model._orig_module = nn.Linear(2, 2), nn.Linear(2, 2)
+    model._orig_module._orig_mod = nn.Parameter(torch.zeros(1))
+    names = [name for name, _ in model.named_parameters()]
+    assert list(trainable(model)) == list(trainable(torch.compile(model))) == names
+    assert "my_orig_mod.weight" in names and "_orig_module._orig_mod" in names
+
+
+def test_two_parameters_that_come_to_one_name_are_refused_by_it():
+    model = nn.Module()
+    model.inner = nn.Module()
+    model.inner._orig_mod = nn.Linear(2, 2, bias=False)
+    model.inner.weight = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"^two tensors of the model are called inner\.weight, one of them inner\._"):
+        trainable(model)
+
+
 class Named(nn.Module):
     """A submodule that happens to be called as wrappers call theirs."""
 
@@ -222,7 +240,10 @@ def overlapping():
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), "parameter weight is torch.complex64"),
         (lambda: with_parameter(nn.Parameter(torch.zeros(0, 3))), "parameter odd is empty, of shape (0, 3)"),
         (lambda: with_parameter(nn.Parameter(torch.eye(3).to_sparse())), "parameter odd is torch.sparse_coo"),
-        (lambda: with_parameter(nn.Parameter(torch.ones(1).expand(5))), "parameter odd is expanded"),
+        (
+            lambda: with_parameter(nn.Parameter(torch.ones(1).expand(5))),
+            "parameter odd has elements that share",
+        ),
         (overlapping, "parameters weight and odd share memory"),
     ],
 )

@@ -246,6 +246,43 @@ def test_nothing_is_loaded_where_the_generators_state_is_none(tmp_path, harm):
     assert not optimizer.state
 
 
+@pytest.mark.parametrize(
+    ("was", "edited", "says"),
+    [
+        (
+            '["lr", 0.001]',
+            '["lr", "\\u001b[2J"]',
+            r"it has '\\x1b\[2J' as the lr of an optimizer, where 0\.001 is",
+        ),
+        ('["lr", 0.001]', '["lr", [1]]', r"it has \[1\] as the lr"),
+        ('["lr", 0.001]', '["lr", true]', r"it has True as the lr"),
+        ('["lr", 0.001], ', "", r"it has nothing as the lr"),
+        ('{"$tuple": [0.9, 0.999]}', "5", r"it has 5 as the betas of an optimizer, where \(0\.9, 0\.999\) is given"),
+        ('"format": 1', '"format": "\\u001b[2J"', r"is of format \\x1b\[2J, and this version reads 1"),
+    ],
+)
+def test_a_checkpoint_that_was_edited_to_other_kinds_is_refused_before_anything_is_loaded(tmp_path, was, edited, says):
+    path, model = tmp_path / "a.ckpt", of_width(4)
+    about, tensors = written(path, model, torch.optim.AdamW(model.parameters()))
+    text = json.dumps(about)
+    assert was in text
+    save_file(tensors, path, {METADATA: text.replace(was, edited)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ModelError, match=says) as refusal:
+        Checkpoint(path, [optimizer], [], 60).restore()
+    assert not optimizer.state and str(refusal.value).isprintable()
+
+
+def test_a_checkpoint_with_other_numbers_or_without_a_switch_is_taken(tmp_path):
+    path, model = tmp_path / "a.ckpt", of_width(4)
+    about, tensors = written(path, model, torch.optim.AdamW(model.parameters()))
+    text = json.dumps(about).replace('["lr", 0.001]', '["lr", 1]').replace('["foreach", null], ', "")
+    save_file(tensors, path, {METADATA: text})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), capturable=True)
+    assert "foreach" not in text and Checkpoint(path, [optimizer], [], 60).restore()
+    assert optimizer.param_groups[0]["lr"] == 1
+
+
 class Fickle(Odd):
     """Has a state once."""
 

@@ -206,6 +206,16 @@ def test_ranks_leave_refuse_and_end_together(tmp_path, kind, state):
     assert done.stderr.count("left: ") == 3, "each time by one rank"
 
 
+def test_ranks_with_another_base_or_another_frozen_option_are_refused_when_they_meet(tmp_path):
+    done, seen = act(tmp_path, "bases", "own:2", "fsdp:2", SKERRY_SYNCER="127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        kind, why = seen[f"own-{rank}"]["refused"]
+        assert kind == "ModelError" and why.startswith("the frozen parameter 6.weight of rank 1 is not that of rank 0")
+        kind, why = seen[f"fsdp-{rank}"]["refused"]
+        assert kind == "ConfigError" and why.startswith('frozen="any" is given on 1 of the 2 ranks of one learner')
+
+
 def status_when_left(syncer, *names):
     learners = syncer.status["learners"]
     if any(learners.get(name, {}).get("state") != "left" for name in names):

@@ -264,6 +264,12 @@ def test_who_must_have_a_syncer_is_told_that_none_is_named(monkeypatch, caplog):
         skerry.ArrayLearner(arrays, required=True)
     with pytest.raises(skerry.ConfigError, match=r"^syncer is given and empty"):
         skerry.ArrayLearner(arrays, "")
+    with pytest.raises(
+        skerry.ConfigError, match=r'^syncer is a int: give "host:port", or leave it out to train alone$'
+    ):
+        skerry.ArrayLearner(arrays, 7077)
+    with pytest.raises(skerry.ConfigError, match=r"^name is a int: give a string, or leave it out$"):
+        skerry.ArrayLearner(arrays, "127.0.0.1:1", name=5)
     monkeypatch.setenv("SKERRY_SYNCER", " ")
     with pytest.raises(skerry.ConfigError, match=r"^SKERRY_SYNCER is given and empty"):
         skerry.ArrayLearner(arrays)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skerry.adapters.learner import BaseLearner, Options
+from skerry.adapters.sharing import shared
 from skerry.algo.fragments import F32, Fragment, Layout, Slot, Tensor, layout_of, parts
 from skerry.errors import ModelError
 from skerry.node.cells import Cell
@@ -91,14 +92,25 @@ class NumpyElements:
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], on_reset: Callable[[], object] | None = None) -> None:
         self._arrays, self._on_reset = arrays, on_reset
         self._shapes = {name: array.shape for name, array in arrays.items()}
+        self._seen = dict(arrays)
 
     def prepare(self, names: Iterable[str]) -> None:
         for name in names:
             array = self._arrays.get(name)
             if array is None:
                 raise ModelError(f"array {name} is gone since the arrays were attached: put it back")
+            if not isinstance(array, np.ndarray):
+                raise ModelError(f"array {name} is a {type(array).__name__} by now: put a numpy array there")
             if why := changed(array.shape, self._shapes[name]) or unfit(array):
                 raise ModelError(f"array {name} {why}, which it was not when it was attached: set values in place")
+            if array is not self._seen[name]:
+                self._look_well()
+
+    def _look_well(self) -> None:
+        """Some are others than they were, which must not share memory."""
+        if why := sharing(self._arrays):
+            raise ModelError(f"{why} since the arrays were attached: set values in place")
+        self._seen = dict(self._arrays)
 
     def read(self, name: str, start: int, out: F32) -> None:
         for part, at in self._parts(name, start, out):
@@ -117,7 +129,7 @@ class NumpyElements:
             self._on_reset()
 
     def _parts(self, name: str, start: int, flat: F32) -> Iterable[tuple[Any, slice]]:
-        array = self._arrays[name]
+        array = np.asarray(self._arrays[name])  # a matrix's rows are matrices, and of a masked array all counts
         return parts(Slot(name, array.shape, "other", start, 0, flat.size), array)
 
 
@@ -148,6 +160,8 @@ class ArrayLearner(BaseLearner):
 
 def layout_of_arrays(arrays: Mapping[str, Any], embeddings: Iterable[str] = ()) -> Layout:
     """Of numpy arrays; what cannot take part is refused by name."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays is a {type(arrays).__name__}: give a dict of numpy arrays by their names")
     averaged = set(embeddings)
     if unknown := sorted(averaged - arrays.keys()):
         raise ModelError(f"embeddings: there is no array {unknown[0]}")
@@ -160,9 +174,21 @@ def layout_of_arrays(arrays: Mapping[str, Any], embeddings: Iterable[str] = ()) 
             raise TypeError(f"{name} is a {type(array).__name__}: give a numpy array")
         if why := unfit(array):
             raise ModelError(f"array {name} {why}")
+    if why := sharing(arrays):
+        raise ModelError(f"{why}: give each a copy of its own")
     return layout_of(
         Tensor(name, tuple(array.shape), "embedding" if name in averaged else "other") for name, array in arrays.items()
     )
+
+
+def sharing(arrays: Mapping[str, Any]) -> str:
+    """Which of these share memory, in words; empty if none do."""
+    match shared(arrays):
+        case (name,):
+            return f"array {name} has elements that share memory"
+        case (one, other):
+            return f"arrays {one} and {other} share memory"
+    return ""
 
 
 def changed(now: tuple[int, ...], then: tuple[int, ...]) -> str:
@@ -184,7 +210,7 @@ def save_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: str | Path, embedd
     named = list(embeddings)
     layout_of_arrays(arrays, named)
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
+        if not np.isfinite(np.asarray(array)).all():
             raise ValueError(f"array {name} holds values that are not finite: no run begins with those")
     entries = [entry_of(name, "F32", array.shape) for name, array in arrays.items()]
     head, placed = head_of(entries, {METADATA: json.dumps({"embeddings": sorted(named)})})

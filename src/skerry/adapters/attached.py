@@ -8,25 +8,28 @@ modules without parameters that come and go) changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from skerry.adapters.shards import held
+from skerry.adapters.sharing import shared
 from skerry.errors import ModelError
 
-COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module's parameters
-WRAPPED = "module."  # what these put there
+COMPILED = "_orig_mod"  # what torch.compile calls the module that it compiles
+WRAPPED = "module."  # what these put before the names of its parameters
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that can be trained; the run works in float32
 
 MODULES_AT_ONCE = 32  # that a boundary looks at: some ten microseconds
+
+T = TypeVar("T")
 
 _requires_grad = attrgetter("requires_grad")
 _traits = attrgetter("dtype", "shape", "device", "requires_grad")
@@ -61,12 +64,22 @@ class Attached:
         self._turn = (self._turn + 1) % len(self._groups)
         if not self._groups[self._turn].is_same:
             self._look_well()
+        moved: dict[str, Tensor] = {}
         for name in names:
             parameter, then = self._named[name], self._then[name]
             if (now := _traits(parameter)) != then:
                 raise refusal(f"parameter {name} is {_changed(then, now)}")
             if not (tensor := held(parameter)).is_set_to(self._tensors[name]):  # a loop may give it other memory
-                self._tensors[name] = tensor
+                moved[name] = tensor
+        if moved:
+            self._move(moved)
+
+    def _move(self, moved: Mapping[str, Tensor]) -> None:
+        """These have other memory, which must be nobody else's."""
+        same = {name: held(each) for name, each in self._named.items() if _traits(each) == self._then[name]}
+        if why := sharing(same):
+            raise refusal(why)
+        self._tensors.update(moved)
 
     def let_go(self) -> str:
         """Look no more: the tensors there are stay as they were last; what has become of the model, if anything has."""
@@ -144,8 +157,21 @@ def _changed(then: tuple[Any, ...], now: tuple[Any, ...]) -> str:
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by the names they have where nothing is compiled or wrapped, each once."""
-    plain = plain_names(a_module(model))
-    return {plain(name): parameter for name, parameter in model.named_parameters()}
+    return by_plain_name(model, a_module(model).named_parameters())
+
+
+def by_plain_name(model: nn.Module, members: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """What a model has, by the names where nothing is compiled or wrapped; where two would have one name, refused."""
+    plain = plain_names(model)
+    found: dict[str, T] = {}
+    for name, member in members:
+        if plain(name) in found:
+            raise ValueError(
+                f"two tensors of the model are called {plain(name)}, one of them {name} in full: a module that is "
+                f"called {COMPILED} is taken for torch.compile's, so give it another name"
+            )
+        found[plain(name)] = member
+    return found
 
 
 def a_module(model: nn.Module) -> nn.Module:
@@ -163,7 +189,8 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
         for prefix in wrapped:  # the innermost first, so that those around it are still found
             if name.startswith(prefix):
                 name = prefix.removesuffix(WRAPPED) + name.removeprefix(prefix)
-        return name.replace(COMPILED, "")
+        path, dot, leaf = name.rpartition(".")
+        return ".".join([*(part for part in path.split(".") if part != COMPILED), leaf]) if dot else name
 
     return plain
 
@@ -171,8 +198,8 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The plain module in compilers and wrappers around the whole of it."""
     while True:
-        own = WRAPPED if isinstance(model, WRAPPERS) else COMPILED
-        inner = model._modules.get(own.removesuffix("."))
+        own = WRAPPED.removesuffix(".") if isinstance(model, WRAPPERS) else COMPILED
+        inner = model._modules.get(own)
         if inner is None:
             return model
         model = inner
@@ -191,18 +218,25 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def filled(model: nn.Module) -> dict[str, nn.Parameter]:
     """Those of a model that has values, each element its own; else refused by name."""
-    found, begins = trainable(model), dict[Any, str]()
-    for name, tensor in ((name, held(parameter)) for name, parameter in found.items()):
-        if tensor.is_meta:
+    found = trainable(model)
+    for name, parameter in found.items():
+        if held(parameter).is_meta:
             raise ValueError(
                 f"parameter {name} is on the meta device, without values: make some first, with to_empty()"
             )
-        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(f"parameter {name} is expanded, and its elements share memory: make it with contiguous()")
-        other = begins.setdefault((tensor.device, tensor.data_ptr()), name) if tensor.numel() else name
-        if other != name:
-            raise ValueError(f"parameters {other} and {name} share memory: give both modules the same Parameter")
+    if why := sharing(found):
+        raise ValueError(f"{why}: give tied modules the same Parameter, and others memory of their own, with clone()")
     return found
+
+
+def sharing(parameters: Mapping[str, Tensor]) -> str:
+    """Which of these share memory, in words; empty if none do."""
+    match shared(parameters):
+        case (name,):
+            return f"parameter {name} has elements that share memory, like an expanded tensor"
+        case (one, other):
+            return f"parameters {one} and {other} share memory"
+    return ""
 
 
 def _unfit(parameter: nn.Parameter) -> str:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -257,7 +258,7 @@ class Checkpoint:
                 f"checkpoint {self.path}: is no readable checkpoint ({why}): name another, or remove it"
             ) from None
         if told.get("format") != FORMAT:
-            number = told.get("format")
+            number = one_line(str(told.get("format")))
             raise ModelError(f"checkpoint {self.path}: is of format {number}, and this version reads {FORMAT}")
         return told, tensors
 
@@ -341,12 +342,35 @@ def _check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
         raise ValueError(f"its groups are of {there} parameters, and groups of {here} are given")
     if not type(optimizer).__module__.startswith("torch.optim."):
         return  # it may mean something else by the same words
+    for their_group, our_group in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        _check_settings(optimizer, their_group, our_group)
     for number, parameter in zip(chain(*theirs), chain(*ours), strict=True):
         kept = state["state"].get(number, {})
         for word in ALIKE:
             if isinstance(values := kept.get(word), torch.Tensor) and values.shape != parameter.shape:
                 shapes = f"{list(values.shape)}, and parameter {number} is of {list(parameter.shape)}"
                 raise ValueError(f"it has {word} of {shapes}")
+
+
+def _check_settings(optimizer: torch.optim.Optimizer, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """A group's numbers, like lr and betas, are there and are numbers: nobody else looks before the first step.
+
+    What is none may be missing: later versions of torch have more switches.
+    """
+    for word in optimizer.defaults.keys() & ours.keys():
+        kind = _numbers(ours[word])
+        if kind and _numbers(theirs.get(word)) != kind:
+            there = f"{theirs[word]!r}" if word in theirs else "nothing"
+            raise ValueError(f"it has {there} as the {word} of an optimizer, where {ours[word]!r} is given")
+
+
+def _numbers(value: Any) -> str:
+    """One number or several, in words; empty if it is something else."""
+    if isinstance(value, list | tuple):
+        return f"{len(value)} numbers" if all(_numbers(each) == "a number" for each in value) else ""
+    if isinstance(value, torch.Tensor):
+        return "a number" if value.numel() == 1 else ""
+    return "a number" if isinstance(value, Real) and not isinstance(value, bool) else ""
 
 
 def _listed(kinds: dict[str, list[str]]) -> str:

@@ -8,6 +8,7 @@ by tensor: a frozen base may be as large as the machine.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from skerry.adapters.attached import filled, named, plain_names, unwrapped
-from skerry.adapters.shards import held, is_sharded, whole
+from skerry.adapters.attached import by_plain_name, filled, named, trainable, unwrapped
+from skerry.adapters.shards import is_sharded, whole
+from skerry.adapters.sharing import memory_of
 from skerry.run.genesis import METADATA
 from skerry.run.outputs import ADAPTER, ADAPTER_NAME
 from skerry.run.tensors import Entry, head_of, written
@@ -79,37 +83,56 @@ class Parts:
 
 
 def _parts(model: nn.Module) -> Parts:
-    tensors = {name: parameter.detach() for name, parameter in filled(model).items()}
-    trained, aliases, plain = set(tensors), dict[str, str](), plain_names(model)
-    known = {_place(name, each): name for name, each in tensors.items()}
-    for key, each in model.state_dict().items():
-        name = plain(key)
-        if name in trained or not isinstance(each, Tensor):
-            continue
-        first = known.setdefault(_place(name, each), name)
-        if first == name:
-            tensors[name] = each
-        else:
-            aliases[name] = first
+    trained, every = set(filled(model)), state_of(model)
+    for name, each in every.items():
+        if each.is_meta:
+            raise ValueError(f"tensor {name} is on the meta device, without values: give it some")
+        if why := unwritable(each):
+            raise ValueError(f"tensor {name} {why}")
+    aliases = aliases_of(every)
+    tensors = {name: each for name, each in every.items() if name not in aliases}
     frozen = {name for name in named(model) if name in tensors and name not in trained}
     return Parts(tensors, aliases, trained, frozen)
 
 
-def _place(name: str, each: Tensor) -> Any:
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a state_dict by their plain names, what is trained before the rest."""
+    trained = {name: parameter.detach() for name, parameter in trainable(model).items()}
+    rest = by_plain_name(model, model.state_dict(keep_vars=True).items())
+    return trained | {name: each for name, each in rest.items() if name not in trained and isinstance(each, Tensor)}
+
+
+def aliases_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Further names, and the first that the same memory, seen in the same way, is known by."""
+    first: dict[Any, str] = {}
+    known = {name: first.setdefault(_sight(name, each), name) for name, each in tensors.items()}
+    return {name: other for name, other in known.items() if other != name}
+
+
+def _sight(name: str, each: Tensor) -> Any:
     """The same for two names of one tensor, and for nothing else."""
-    if each.layout != torch.strided or each.is_meta:
-        raise ValueError(
-            f"tensor {name} has no values that could be written ({each.layout}, {each.device}): give it some"
-        )
-    here = held(each)
-    if not here.numel():
-        return name
-    return here.device, here.data_ptr(), here.shape, here.stride(), here.dtype
+    is_wrapper = is_traceable_wrapper_subclass(each) and not is_sharded(each)  # whose memory is that of others
+    memory = None if is_wrapper or unwritable(each) else memory_of(each)
+    return name if memory is None else (memory, each.dtype, each.is_conj(), each.is_neg())
+
+
+def unwritable(each: Tensor) -> str:
+    """Why no file can hold such a tensor, and what helps; empty if one can."""
+    if is_lazy(each):
+        return "has no shape yet: run a batch through the model first"
+    if each.is_nested or each.layout != torch.strided:
+        kind = "nested" if each.is_nested else f"{each.layout}"
+        return f"is {kind}, which a run's files cannot hold: keep it dense (torch.strided)"
+    return ""
+
+
+def untyped(each: Tensor) -> str:
+    return "" if each.dtype in DTYPES else f"is {each.dtype}, which safetensors has not: keep it in another type"
 
 
 def entry_of(name: str, each: Tensor) -> Entry:
-    if each.dtype not in DTYPES:
-        raise ValueError(f"tensor {name} is {each.dtype}, which safetensors has not: keep it in another type")
+    if why := untyped(each):
+        raise ValueError(f"tensor {name} {why}")
     return Entry(name, DTYPES[each.dtype], tuple(each.shape), each.numel() * each.element_size())
 
 
@@ -117,7 +140,7 @@ def bytes_of(each: Tensor) -> memoryview:
     """In C order; of one on a device a copy."""
     if not each.numel():
         return memoryview(b"")
-    return each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return each.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _files(model: nn.Module) -> dict[str, str]:

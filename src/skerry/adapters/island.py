@@ -49,6 +49,18 @@ class Island:
     def way(self, device: torch.device, cell: Cell) -> Way:
         return SpeakersWay(self, way_for(device, cell)) if self.is_speaker else FollowersWay(self, device)
 
+    def agree(self, option: str, is_given: bool, device: torch.device) -> None:
+        """Refuse an option that only some ranks were given; every rank takes part, before it does what follows."""
+        count = torch.tensor([int(is_given)], device=device)
+        with _lost():
+            dist.all_reduce(count, group=self.group)
+        ranks = dist.get_world_size(self.group)
+        if 0 < int(count) < ranks:
+            raise ConfigError(
+                f"{option} is given on {int(count)} of the {ranks} ranks of one learner: give it on all of them, or "
+                "on none"
+            )
+
     def spread(self, flat: Tensor) -> None:
         with _lost():
             dist.broadcast(flat, self.speaker, self.group)

@@ -123,6 +123,8 @@ class BaseLearner:
         on_metrics: OnMetrics | None = None,
     ) -> None:
         self._address = address_given(syncer, required)
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"name is a {type(name).__name__}: give a string, or leave it out")
         self._name, self._is_wanted, self._waits = name, is_wanted, wait
         self._secrets, self._insecure = (token_file, key_file), insecure
         self._join_timeout_s = join_timeout(join_timeout_s, JOIN_TIMEOUT_S) if self._address else 0.0
@@ -352,6 +354,8 @@ def address_given(syncer: str | None, required: bool) -> str:
         if near := difflib.get_close_matches(name, VARIABLES, 1, 0.8):
             log.warning("%s is set in the environment, and nothing reads it: is %s meant?", name, near[0])
     address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER")
+    if address is not None and not isinstance(address, str):
+        raise ConfigError(f'syncer is a {type(address).__name__}: give "host:port", or leave it out to train alone')
     if address is not None and not address.strip():
         where = "syncer" if syncer is not None else "SKERRY_SYNCER"
         raise ConfigError(f"{where} is given and empty: give host:port, or leave it out to train alone")

@@ -23,6 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from skerry.core.messages import Frozen
 from skerry.errors import IslandError, one_line
 from skerry.shell.learner import Handover, Standing
 
@@ -47,9 +48,10 @@ class Said(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Arrived(Said, frozen=True):
-    """It has attached a model of this layout."""
+    """It has attached a model of this layout, with these digests of what is not trained."""
 
     layout: bytes
+    frozen: Frozen = None
 
 
 class Report(Said, frozen=True):

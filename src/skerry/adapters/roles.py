@@ -222,18 +222,24 @@ class Speaker(Rank):
 
     def _start(self, join_timeout_s: float) -> None:
         with self._telling():
-            self._check_layouts()
+            self._check_arrived()
             self._shell = self._shell_of(self._carrier)
             self.home = self._shell.home
             self._shell.start(join_timeout_s)
             self._end(self._shell.is_running)
 
-    def _check_layouts(self) -> None:
+    def _check_arrived(self) -> None:
         for line in self._lines:
-            if difference := first_difference(decode_layout(line.hear().layout), self._layout):
+            arrived = line.hear()
+            if difference := first_difference(decode_layout(arrived.layout), self._layout):
                 raise ModelError(
                     f"the model of rank {line.rank} (here) is not that of rank 0 (there), of the same learner: "
                     f"{difference}; each rank must have every parameter, or a shard of it"
+                )
+            if name := _first_frozen_otherwise(arrived.frozen, self._carrier.frozen):
+                raise ModelError(
+                    f"the frozen parameter {name} of rank {line.rank} is not that of rank 0, of the same learner: load "
+                    'the same base on every rank, or give frozen="any" on all of them'
                 )
 
     def _step(self, own: Report) -> None:
@@ -306,7 +312,7 @@ class Follower(Rank):
         self._refusal = ""  # of its model, to be told
 
     def _start(self, join_timeout_s: float) -> None:
-        self._speaker.say(Arrived(encode_layout(self._layout)))
+        self._speaker.say(Arrived(encode_layout(self._layout), getattr(self._own, "frozen", None)))
         self._obey()
 
     def _step(self, own: Report) -> None:
@@ -350,6 +356,13 @@ class Follower(Rank):
                 self._own.write(fragment, cell, 0)
             case "blend":
                 self._own.blend(fragment, cell, said.alpha, 0)
+
+
+def _first_frozen_otherwise(there: Frozen, here: Frozen) -> str:
+    """The first name, of what is not trained, on which two ranks differ; empty if they agree, or need not."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return ""
+    return min((name for name in there.keys() | here.keys() if there.get(name) != here.get(name)), default="")
 
 
 def _unfinished(where: Standing) -> Handover:

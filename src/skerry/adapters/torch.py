@@ -90,6 +90,8 @@ class Learner(BaseLearner):
                 kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s, named(model))
                 self._restore(Checkpoint(checkpoint, *kept), island)
             parameters = TorchParameters(model, optimizer, masters, island)
+            if island is not None:  # else some would wait for shards that the others do not give
+                island.agree('frozen="any"', frozen == "any", parameters.device)
             parameters.frozen = frozen_of(model, frozen)
             self._attach(parameters, layout_of_model(model), island, lambda: placed(state, node, list(own.values())))
 

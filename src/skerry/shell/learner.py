@@ -284,11 +284,14 @@ class LearnerShell:
     def _leave(self, timeout_s: float | None) -> None:
         self._is_closed = True
         try:
-            reason = self._hand_over(timeout_s)
-            merged = self._steps_merged + self.training.steps_merged
-            self._handover = Handover(merged, self._steps - merged, reason)
+            self._handover = self._handed_over("an error ended its closing before all was handed over")
+            self._handover = self._handed_over(self._hand_over(timeout_s))
         finally:
             self.beside.end()
+
+    def _handed_over(self, reason: str) -> Handover:
+        merged = self._steps_merged + self.training.steps_merged
+        return Handover(merged, self._steps - merged, reason)
 
     def _hand_over(self, timeout_s: float | None) -> str:
         """How it went. Who was never welcomed has nothing to hand over, so there is nothing to say of that."""
