@@ -29,3 +29,15 @@ def test_the_plan_of_the_tutorial_has_no_warning_left(tmp_path, monkeypatch, cap
     code, out, err = called(capsys, *words.split())
     assert (code, err) == (0, "") and "suggested" in out and "warning" not in out
     assert len(re.findall(r"skerry syncer .*--config (?:/srv/)?three\.toml$", text, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("guide", ["README.md", "docs/TUTORIAL.md"])
+def test_where_a_guide_has_learners_dial_another_machine_its_syncer_listens_there_and_they_have_keys(guide):
+    """A syncer without `--host` is reached from its own machine alone."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / guide).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = [block for block in blocks if "skerry syncer" in block and "SKERRY_SYNCER=" in block]
+    assert len(blocks) == 2
+    for block in blocks:
+        dials = set(re.findall(r"SKERRY_SYNCER=(\S+):7077", block))
+        is_open = "--host 0.0.0.0" in block and "SKERRY_KEY_FILE=" in block and "skerry keys issue" in block
+        assert dials == ({"host"} if is_open else {"127.0.0.1"})

@@ -85,6 +85,27 @@ def test_an_export_is_the_state_dict_that_made_the_genesis(tmp_path, capsys, wra
     assert layout == first and values.contents == begun.contents, "an export is a genesis for the next run"
 
 
+class Counting(nn.Linear):
+    """Says more in its state_dict than tensors."""
+
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        raise AssertionError("nobody has kept it")
+
+
+def test_an_export_lacks_what_is_no_tensor_and_nothing_else(tmp_path, capsys):
+    model = nn.Sequential(Counting(2, 3), nn.BatchNorm1d(3))
+    root = run_of(tmp_path, model)
+    assert called(capsys, "export", root)[0] == 0
+    exported = load_file(root / "model.safetensors")
+    with pytest.raises(RuntimeError, match="_extra_state"):
+        model.load_state_dict(exported, strict=True)
+    found = model.load_state_dict(exported, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["0._extra_state"], [])
+
+
 def test_every_tensor_lies_in_a_genesis_once(tmp_path):
     model = Whole()
     skerry.save_genesis(model, tmp_path / "g")

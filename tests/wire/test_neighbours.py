@@ -17,6 +17,7 @@ from skerry.wire.frames import NONCE_BYTES, Attached, Denied, Parser
 from skerry.wire.handshake import Credentials
 from skerry.wire.neighbours import Neighbours
 from skerry.wire.quotas import Quotas
+from skerry.wire.repeats import Repeats
 from skerry.wire.server import Server
 from skerry.wire.transport import Inbox
 
@@ -40,7 +41,7 @@ def heard(sock, parser):
 
 def dialled(port, kind, token):
     """What a syncer answers to who would join, or asks for the status."""
-    mine, nonce = Credentials(token, PROTOCOL, "somebody"), secrets.token_bytes(NONCE_BYTES)
+    mine, nonce = Credentials(token, PROTOCOL, secrets.token_hex(4)), secrets.token_bytes(NONCE_BYTES)
     parser = Parser(frames.learner_dialect(lambda message: 0))
     with socket.socket() as sock:
         sock.settimeout(60)
@@ -98,6 +99,18 @@ def test_another_user_joins_no_run_of_a_syncer_without_token_and_keys_and_its_ow
         assert "refused: with neither token nor keys only" in syncer.said
         with Puppet(syncer.port) as puppet:
             assert puppet.merge_once()
+
+
+def test_another_user_has_one_row_under_however_many_names_it_is_turned_away(somebody):
+    turned_away = Repeats()
+    server = Server("127.0.0.1", 0, None, Inbox(), lambda message: 0, turned_away=turned_away)
+    try:
+        for _ in range(3):
+            assert isinstance(somebody(server.port), Denied)
+        (row,) = turned_away.rows(0.0)
+        assert row["who"] == "3 connections from 1 address" and row["why"].startswith("with neither token nor keys")
+    finally:
+        server.close()
 
 
 def test_another_user_that_has_the_token_joins(somebody, tmp_path):

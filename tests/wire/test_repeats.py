@@ -54,6 +54,16 @@ def test_strangers_are_summed_by_what_they_met_with_and_not_by_what_they_sent():
     assert repeats.stranger("10.0.0.1", "10.0.0.1", "no frame: b'x'", 400.0) == "901 connections from 900 addresses"
 
 
+def test_strangers_that_all_met_with_the_same_are_told_with_its_numbers():
+    repeats = Repeats()
+    for number in range(3):
+        repeats.stranger(f"{number}", "10.0.0.1", "it speaks protocol 2: upgrade", 0.0)
+    assert [row["why"] for row in repeats.rows(0.0)] == ["it speaks protocol 2: upgrade"]
+    for number in range(3):
+        repeats.stranger("3", "10.0.0.1", f"it speaks protocol {number}: upgrade", 0.0)
+    assert [row["why"] for row in repeats.rows(0.0)] == ["it speaks protocol …"]
+
+
 def test_one_stranger_alone_is_named_in_full():
     repeats = Repeats()
     assert [repeats.stranger("fern at 10.0.0.1", "10.0.0.1", "wrong: do so", 0.0) for _ in range(3)][1:] == ["", ""]

@@ -843,6 +843,19 @@ def test_a_learner_of_another_protocol_is_named_once_by_the_syncer_and_counted(n
     assert not lines(caplog, logging.INFO) and inbox.empty()
 
 
+def test_learners_of_several_protocols_each_have_their_row_where_no_proof_is_asked_for(net):
+    turned_away = Repeats()
+    server, _ = net.server(protocol=3, turned_away=turned_away)
+    _, told = net.client(server.port, protocol=2, name="fern")
+    wait_for(told, 2)
+    _, told = net.client(server.port, protocol=4, name="moss")
+    wait_for(told, 2)
+    until(lambda: len(turned_away.rows(0.0)) == 2, "a row for each")
+    differs = "the syncer speaks protocol 3 and the learner {}: upgrade the older"
+    rows = {row["who"]: row["why"] for row in turned_away.rows(0.0)}
+    assert rows == {"fern at 127.0.0.1": differs.format(2), "moss at 127.0.0.1": differs.format(4)}
+
+
 def test_bulk_connections_of_a_learner_that_was_just_dropped_are_no_news(net, caplog):
     caplog.set_level(logging.INFO, "skerry.wire")
     server, _ = net.server()

@@ -149,11 +149,14 @@ def _join(words: Sequence[str]) -> int:
 
 def _joined(found: Joined) -> str:
     needed = "" if found.needed_s is None else f"; the link needs {found.needed_s:.1f} s for the bytes"
+    before, peak = found.syncer_before_bytes, found.syncer_peak_bytes
+    more = None if before is None or peak is None else max(peak - before, 0)
     return (
         f"joined in {found.joined_s:.1f} s: {size(found.model_bytes)}, "
         f"{size(found.model_bytes / found.joined_s)} a second{needed}\n"
-        f"syncer's memory: {bytes_text(found.syncer_peak_bytes)} at most while the learner joined, "
-        f"{bytes_text(found.syncer_before_bytes)} before, of which its state is {size(found.syncer_state_bytes)}\n"
+        f"syncer's memory: {bytes_text(before)} before the learner came, of which the model's values are "
+        f"{size(found.model_bytes)}; at most {bytes_text(more)} more while it joined (no more than "
+        f"{size(found.window_bytes)} of them are on the way at a time)\n"
         f"learner's memory: {bytes_text(found.learner_peak_bytes)} at most"
     )
 

@@ -73,6 +73,7 @@ class Connection:
         self.address = address
         self.place = ""  # on a syncer's side: whom it stands for, where nothing is proved,
         self.is_exception = False  # and whether it was only let in because some are awaited from there
+        self.is_own = False  # likewise, where no proof is asked for: who dialled it is a user who may join
         self.parser = parser
         self.role: Role = "new"
         self.peer = 0  # the id of the peer that it belongs to; 0 for a stranger's

@@ -2,7 +2,8 @@
 
 A peer chooses what it does and how often, and often under which name. So as many peers are remembered as a person would
 read about, and no more; and however many there are, they make no more lines than a person would read. Who has proved
-something, a key or the token, has rows and lines that nobody else can take; of strangers only their sum is told.
+something, a key or the token, or where neither is asked for is of a user who may join, has rows and lines that nobody
+else can take; of strangers only their sum is told.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class _Crowd:
 
     what: str  # the last time
     who: str = ""  # if it was always the same
+    is_same: bool = True  # what they met with, to the letter
     times: int = 0
     at: float = 0.0
     said_at: float = float("-inf")
@@ -116,6 +118,7 @@ class Repeats:
         with self._lock:
             crowd = self._crowd(_kind_of(what))
             crowd.who = who if not crowd.times or crowd.who == who else ""
+            crowd.is_same &= not crowd.times or crowd.what == what
             crowd.what, crowd.times, crowd.at = what, crowd.times + 1, now
             if len(crowd.places) < ADDRESSES_MAX:
                 crowd.places.add(place)
@@ -159,4 +162,4 @@ def _addresses(count: int) -> str:
 
 
 def _shown(crowd: _Crowd, kind: str) -> str:
-    return crowd.what if crowd.who else kind
+    return crowd.what if crowd.who or crowd.is_same else kind

@@ -164,6 +164,7 @@ class Server(TcpEndpoint):
         self._make_room()
         connection = self._adopt(sock, address)
         connection.place, connection.is_exception = place, has_failed
+        connection.is_own = not self._asks_for_proof and not self._neighbours.is_strange(sock)
         self._strangers.enter(connection, place, now)
         if self._tls is None:
             self._challenge(connection)
@@ -269,9 +270,8 @@ class Server(TcpEndpoint):
             if self._is_guess(connection, item, denied):
                 self._put_off(connection, item)
             else:
-                self._turn_away(
-                    connection, denied, item.name if isinstance(item, Proof) else "", self._proves(item, denied)
-                )
+                name = item.name if isinstance(item, Proof) else ""
+                self._turn_away(connection, denied, name, connection.is_own or self._proves(item, denied))
         elif isinstance(item, Proof):
             session, streams = secrets.token_bytes(SESSION_BYTES), handshake.agreed(item.streams, self._streams)
             self._say(connection, handshake.welcome(self._credentials, connection.nonce, item, session, streams))
@@ -333,13 +333,11 @@ class Server(TcpEndpoint):
             self._say(connection, outcome)
             self._drain(connection, DRAIN_S)
 
-    def _turn_away(
-        self, connection: Connection, denied: Denied, name: str = "", has_proved_token: bool = False
-    ) -> None:
+    def _turn_away(self, connection: Connection, denied: Denied, name: str = "", is_known: bool = False) -> None:
         """Say why, to it and to whoever reads the log; who has proved something is spoken of apart from strangers."""
         who = said = one_line(f"{name} at {connection.host}" if name else connection.host)
         reason, now = one_line(denied.reason), time.monotonic()
-        if connection.principal or has_proved_token:
+        if connection.principal or is_known:
             is_said = self._turned_away.is_news(who, reason, now)
         else:
             said = self._turned_away.stranger(who, place_of(connection.host), reason, now)

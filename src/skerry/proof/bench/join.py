@@ -21,6 +21,7 @@ from skerry import algo
 from skerry import config as configs
 from skerry.algo.fragments import Fragment, Layout, split
 from skerry.config import Config
+from skerry.core.flow import WINDOW_BYTES
 from skerry.engines.supervisor import LocalRun
 from skerry.node.algebra import Array
 from skerry.node.training import ByHand
@@ -58,8 +59,8 @@ class Joined(Struct, frozen=True):
     wire_bytes: int  # that the learner read in all
     joined_s: float
     needed_s: float | None  # by the model's bytes at the link's rate
-    syncer_state_bytes: int  # 12 a parameter
-    syncer_before_bytes: int | None  # in memory, before the learner came
+    window_bytes: int  # of the model, on its way to one learner at most
+    syncer_before_bytes: int | None  # in memory, before the learner came: the model's values, and what any syncer takes
     syncer_peak_bytes: int | None  # since then
     learner_peak_bytes: int | None  # of this process, proxy and all
 
@@ -110,7 +111,8 @@ def _join(local: LocalRun, config: Config, layout: Layout, parameters: int, link
     pid = local.syncer.process.pid
     before = cores.memory_bytes(pid, "VmRSS")
     cores.forget_peak(pid)
-    model = PlainParameters(split(layout, config.sync.num_fragments, config.sync.cut_tensors))
+    fragments = split(layout, config.sync.num_fragments, config.sync.cut_tensors)
+    model = PlainParameters(fragments)
     with _reached(local.port, link) as port:
         began = time.monotonic()
         shell = LearnerShell("bench", layout, ByHand(model), "127.0.0.1", port, None)
@@ -127,7 +129,7 @@ def _join(local: LocalRun, config: Config, layout: Layout, parameters: int, link
         wire_bytes=wire_bytes,
         joined_s=joined_s,
         needed_s=4 * parameters * 8 / link.bits_per_s if link.bits_per_s else None,
-        syncer_state_bytes=12 * parameters,
+        window_bytes=max(WINDOW_BYTES, sum(sorted(4 * each.size for each in fragments)[-config.wire.streams :])),
         syncer_before_bytes=before,
         syncer_peak_bytes=cores.memory_bytes(pid, "VmHWM"),
         learner_peak_bytes=cores.memory_bytes(os.getpid(), "VmHWM"),
