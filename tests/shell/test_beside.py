@@ -191,8 +191,44 @@ def test_a_node_process_that_is_killed_is_followed_by_another_life_on_the_runs_m
     assert shell.training.step_count <= 1
     said = [line for line in caplog.messages if "another takes its place" in line]
     assert said == [
-        "the learner's node process was ended by SIGKILL: another takes its place, and the model is set to the run's"
+        "the learner's node process was ended by SIGKILL: another takes its place; the loop stands until it has "
+        "joined, and the model is the run's"
     ]
+
+
+def test_a_syncer_that_is_away_when_the_node_dies_is_waited_for_and_ends_no_loop(hand, joined, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", 0.1)
+    shell = joined("process")
+    shell._join_timeout_s = 0.2
+    hand.server.close()
+    first = shell.beside.pid
+    os.kill(first, signal.SIGKILL)
+
+    def train_on():
+        while shell.beside.pid == first:
+            train(shell, 1.0)
+
+    step = at_once(train_on)
+    until(lambda: len(told(caplog, "(connection refused)")) > 5, "that it waits longer than it would to join")
+    hand.inbox = Inbox()
+    hand.server = Server("127.0.0.1", hand.server.port, None, hand.inbox, hand._payload_bytes)
+    hand.take_in()
+    assert is_over(step) and shell.is_running and not shell.parameters.values[0].any()
+
+
+def test_a_loop_that_stands_for_another_node_leaves_when_it_is_told_to_and_names_what_is_lost(hand, joined):
+    shell = joined("process")
+    hand.server.close()
+    os.kill(shell.beside.pid, signal.SIGKILL)
+    shell._is_wanted = lambda: False
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            train(shell)
+    left = shell.close()
+    assert left.steps_lost > 0 and left.reason.startswith(
+        f"{left.steps_lost} were open when the learner's node process was ended by SIGKILL, and may not be in the run; "
+        "after that: it left"
+    )
 
 
 def test_one_that_dies_again_and_again_is_given_up_with_a_word(hand, joined, monkeypatch):
