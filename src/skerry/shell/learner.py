@@ -33,7 +33,7 @@ from skerry.core.messages import Answer, Ask, Frozen, Message, Refused
 from skerry.core.vocabulary import WayOut
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
-from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
+from skerry.shell.beside import Kind, NodeProcess, Silence, can_be_process, start_beside
 from skerry.shell.home import Home
 from skerry.shell.identity import tls_of
 from skerry.shell.node import INBOX_MAX, LAST_TURN_S, Who
@@ -145,6 +145,7 @@ class LearnerShell:
         self.home, self._is_wanted = home, is_wanted
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
+        self._silence_s = math.inf  # without a sign of life of the node, until it is said that there is none
         self._deaths: list[float] = []
         self._has_joined = False  # with any node
         self._owner = os.getpid()
@@ -163,6 +164,7 @@ class LearnerShell:
         self.beside = start_beside(self._node, who, self.home)
         self.training = TrainingHalf(who.layout, self._carrier, self.beside.post, self.beside.lay)
         self._began_at = time.monotonic()
+        self._silence = Silence()
 
     @property
     def _is_starting(self) -> bool:
@@ -185,6 +187,8 @@ class LearnerShell:
             patience.look(self._waits_for)
             self._stand()
         self._check()
+        if self.training.config is not None:
+            self._silence_s = self.training.config.wire.timeout_s
         self._stepped_at = time.monotonic()
 
     @property
@@ -209,11 +213,12 @@ class LearnerShell:
         if self._is_closed:
             return False
         now = time.monotonic()
-        step_s = now - (self._stepped_at or now)
-        self._stepped_at = now
-        self.training.boundary(1, tokens, step_s, loss, grad_norm)
+        before, self._stepped_at = self._stepped_at or now, now
+        self.training.boundary(1, tokens, now - before, loss, grad_norm)
         self._steps += 1
         self.beside.wake()
+        if before - self.beside.heard_at > self._silence_s or self._silence.trouble:
+            self._silence.look(self.beside, self._silence_s, before)
         if self.training.is_forwarding:  # known since the boundary: `must_stand` would read the mailbox once more
             self._fast_forward()
         self._check()
@@ -243,8 +248,8 @@ class LearnerShell:
         return Standing(
             name=self._who.name,
             is_running=half.wants_steps and not self._is_closed,
-            connected=half.is_linked and not self._is_closed,
-            trouble="" if half.is_linked else half.trouble,
+            connected=half.is_linked and not self._silence.trouble and not self._is_closed,
+            trouble=self._silence.trouble or ("" if half.is_linked else half.trouble),
             alone_steps=half.alone_steps,
             steps=self._steps,
             steps_merged=self._steps_merged + half.steps_merged,
@@ -307,7 +312,8 @@ class LearnerShell:
         self.training.close(timeout_s)
         self.beside.wake()
         while self.training.left is None and not self.beside.obituary:
-            if time.monotonic() - began_at >= self._patience_s(timeout_s) + ANSWER_S_MAX:
+            waited_s = time.monotonic() - began_at - self._patience_s(timeout_s)
+            if waited_s >= ANSWER_S_MAX or (waited_s >= 0 and not self._is_node_alive):
                 break
             self._stand()
         self.training.stand()  # the last versions may have come since it last looked
@@ -317,6 +323,10 @@ class LearnerShell:
         if self.training.config is not None:
             log.warning("%s: left without an answer: %s; its last work may not be in the run", self._who.name, why)
         return f"it left without an answer: {why}; its last work may not be in the run"
+
+    @property
+    def _is_node_alive(self) -> bool:
+        return not self.beside.standstill and time.monotonic() - self.beside.heard_at <= self._silence_s
 
     def _patience_s(self, timeout_s: float | None) -> float:
         config = self.training.config
