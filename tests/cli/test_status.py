@@ -265,15 +265,22 @@ def test_a_run_is_paused_since_its_syncer_ended_whatever_was_ordered_since(tmp_p
     assert (after["serving"], after["at"], after["orders"]) == ("paused", before["at"], 1)
 
 
-def test_a_syncer_that_died_of_a_full_disk_is_said_to_have_and_how_to_make_room(tmp_path):
+def test_a_syncer_that_died_of_a_full_disk_is_said_to_have_and_how_to_make_room(tmp_path, look, capsys, monkeypatch):
     with Pair(tmp_path / "run", config_of()) as pair:
         pair.join("a")
         pair.until(lambda: min(pair.versions) >= 2)
     record = status_of(pair.root)
     assert record["serving"] == "died" and record["free_bytes"] > 0
-    said = serving_of(record | {"free_bytes": 0}, pair.root)
-    assert "the disk is full" in said and f"skerry prune {pair.root}" in said
-    assert "its syncer died" in serving_of(record | {"free_bytes": 1 << 30}, pair.root)
+    assert "why" not in record and "its syncer died" in serving_of(record, pair.root)
+    monkeypatch.setattr("skerry.run.status.free_disk", lambda root: 0)
+    shown, record = look(pair.root)
+    assert (record["serving"], record["why"]) == ("died", "the disk is full (0 B free)")
+    room = f"make room first, as with skerry prune {pair.root}; then go on with: "
+    assert f"the disk is full (0 B free): {room}" in " ".join(shown.split())
+    code, shown, _ = called(capsys, "stop", pair.root)
+    assert code == 0 and "; the disk is full (0 B free)\n" in shown and shown.splitlines()[1].startswith(room)
+    code, shown, _ = called(capsys, "stop", pair.root, "--json")
+    assert json.loads(shown)["why"] == record["why"]
 
 
 def test_no_escape_code_of_a_tape_that_nobody_serves_reaches_a_terminal(tmp_path, look):

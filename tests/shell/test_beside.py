@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from skerry.core.messages import Contribution, Hello, Pull, Rejected, Report
 from skerry.errors import ConfigError
 from skerry.shell import beside
 from skerry.shell import learner as learner_shell
+from skerry.shell.beside import Silence
 from skerry.shell.learner import node_kind
 from skerry.shell.node import Absence
 from skerry.wire.server import Server
@@ -155,6 +157,32 @@ def test_training_never_waits_for_a_node_that_stands(hand, joined):
         time.sleep(0.01)
 
 
+def test_a_node_that_stands_is_no_connection_and_is_told_of(hand, joined, caplog):
+    hand.configure(wire={"heartbeat_s": 0.2, "timeout_s": 1.0})
+    shell = joined("process")
+    node = shell.beside.pid
+    os.kill(node, signal.SIGSTOP)
+    until(lambda: train(shell) and told(caplog, f"node process {node} is stopped (kill -CONT"), "a word")
+    assert not shell.standing.connected and shell.standing.trouble.startswith(f"the learner's node process {node} is")
+    os.kill(node, signal.SIGCONT)
+    until(lambda: train(shell) and told(caplog, "node process is back after"), "another")
+    assert "node process" not in shell.standing.trouble
+
+
+def test_that_a_node_gives_no_sign_of_life_is_said_once_and_so_is_its_return(caplog):
+    silence, node = Silence(), SimpleNamespace(heard_at=5.0, standstill="")
+    for as_of in (15.0, 15.5, 40.0):
+        silence.look(node, 10.0, as_of)
+    node.heard_at = 41.0
+    for as_of in (41.0, 42.0):
+        silence.look(node, 10.0, as_of)
+    assert caplog.messages == [
+        "the learner's node process gives no sign of life for 10 s; training goes on, and nothing of it is shared "
+        "meanwhile",
+        "the learner's node process is back after 36 s",
+    ]
+
+
 def test_a_trainer_that_keeps_the_interpreter_to_itself_keeps_no_report_back(hand, joined):
     shell = joined("process")
     interval = sys.getswitchinterval()
@@ -191,8 +219,44 @@ def test_a_node_process_that_is_killed_is_followed_by_another_life_on_the_runs_m
     assert shell.training.step_count <= 1
     said = [line for line in caplog.messages if "another takes its place" in line]
     assert said == [
-        "the learner's node process was ended by SIGKILL: another takes its place, and the model is set to the run's"
+        "the learner's node process was ended by SIGKILL: another takes its place; the loop stands until it has "
+        "joined, and the model is the run's"
     ]
+
+
+def test_a_syncer_that_is_away_when_the_node_dies_is_waited_for_and_ends_no_loop(hand, joined, caplog, monkeypatch):
+    monkeypatch.setattr(learner_shell, "WAITING_SAYS_S", 0.1)
+    shell = joined("process")
+    shell._join_timeout_s = 0.2
+    hand.server.close()
+    first = shell.beside.pid
+    os.kill(first, signal.SIGKILL)
+
+    def train_on():
+        while shell.beside.pid == first:
+            train(shell, 1.0)
+
+    step = at_once(train_on)
+    until(lambda: len(told(caplog, "(connection refused)")) > 5, "that it waits longer than it would to join")
+    hand.inbox = Inbox()
+    hand.server = Server("127.0.0.1", hand.server.port, None, hand.inbox, hand._payload_bytes)
+    hand.take_in()
+    assert is_over(step) and shell.is_running and not shell.parameters.values[0].any()
+
+
+def test_a_loop_that_stands_for_another_node_leaves_when_it_is_told_to_and_names_what_is_lost(hand, joined):
+    shell = joined("process")
+    hand.server.close()
+    os.kill(shell.beside.pid, signal.SIGKILL)
+    shell._is_wanted = lambda: False
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            train(shell)
+    left = shell.close()
+    assert left.steps_lost > 0 and left.reason.startswith(
+        f"{left.steps_lost} were open when the learner's node process was ended by SIGKILL, and may not be in the run; "
+        "after that: it left"
+    )
 
 
 def test_one_that_dies_again_and_again_is_given_up_with_a_word(hand, joined, monkeypatch):
@@ -206,7 +270,7 @@ def test_one_that_dies_again_and_again_is_given_up_with_a_word(hand, joined, mon
 
 
 def test_a_closing_takes_no_longer_because_the_node_is_stopped(hand, joined, caplog, monkeypatch):
-    monkeypatch.setattr(learner_shell, "ANSWER_S_MAX", 0.1)
+    monkeypatch.setattr(learner_shell, "ANSWER_S_MAX", 100 * WAIT_S)  # it is not waited for an answer
     hand.configure(learner={"leave_timeout_s": 0.1})
     shell = joined("process")
     train(shell)

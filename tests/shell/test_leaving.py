@@ -80,6 +80,8 @@ def test_the_callers_limit_counts_against_a_syncer_that_does_not_answer(hand, sh
     hand.hear(Report, lambda report: report.state == "leaving")
     hand.hear(Report, lambda report: report.state == "left")
     assert is_over(close) and shell.training.left.way == "timeout"
+    assert str(shell.close()).startswith("0 steps merged, 1 not: it waited")
+    assert "what is left, which may not be in the run" in shell.close().reason
 
 
 def test_a_refusal_ends_the_loop_and_close_does_not_wait(hand, shell):

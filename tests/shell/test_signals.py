@@ -48,12 +48,25 @@ except KeyboardInterrupt:
     print("told", flush=True)
 """
 TWICE = """
-import signal
+import signal, sys
 from skerry.shell.signals import held_back
 with held_back():
-    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
     print("noted", flush=True)
-    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(int(sys.argv[1]))
+"""
+# A process that is told to end, does, and is told again when Python has put its handlers away.
+LATE = """
+import signal
+from skerry.shell.signals import until_signalled
+class Late:
+    def __del__(self, tell=signal.raise_signal, number=signal.SIGTERM):
+        tell(number)
+late = Late()
+is_wanted = until_signalled(0)
+is_wanted()
+signal.raise_signal(signal.SIGTERM)
+print("told", is_wanted(), flush=True)
 """
 # A process that waits for something else and would not look.
 WAITER = """
@@ -96,13 +109,32 @@ def test_a_signal_is_a_word_and_the_process_ends_in_order(started, number):
     assert line(process) == "told" and process.wait(WAIT_S) == 0
 
 
-def test_a_second_signal_ends_it_at_once(started):
-    process = started(WORKER, "0", "look", "stay")
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [("SIGINT", "SIGINT", 130), ("SIGTERM", "SIGINT", 130), ("SIGINT", "SIGTERM", 143), ("SIGTERM", "SIGTERM", 143)],
+)
+def test_a_second_signal_ends_it_at_once_as_that_signal_would(started, first, second, code):
+    later = "import skerry.shell.signals as signals; signals.ECHO_S = 0.0\n"
+    process = started(later + WORKER, "0", "look", "stay")
+    assert line(process) == "up"
+    process.send_signal(signal.Signals[first])
+    assert line(process) == "told"
+    process.send_signal(signal.Signals[second])
+    assert process.wait(WAIT_S) == code
+
+
+def test_a_sigterm_that_follows_another_at_once_is_the_same_word(started):
+    """`timeout` tells its child and then the child's group, a scheduler all processes of a job."""
+    twice = "\nsignal.raise_signal(signal.SIGTERM)\n"
+    process = started("import signal" + WORKER.replace('print("told"', twice + 'print("told"'), "0", "look")
     assert line(process) == "up"
     process.terminate()
-    assert line(process) == "told"
-    process.terminate()
-    assert process.wait(WAIT_S) == 130
+    assert line(process) == "told" and process.wait(WAIT_S) == 0
+
+
+def test_a_process_that_is_ending_is_not_ended_by_a_late_sigterm(started):
+    process = started(LATE)
+    assert line(process) == "told False" and process.wait(WAIT_S) == 0
 
 
 def test_a_signal_before_the_first_look_is_an_interrupt(started):
@@ -120,9 +152,10 @@ def test_a_signal_in_native_code_is_answered_behind_it(started):
     assert process.wait(WAIT_S) == 0
 
 
-def test_a_second_one_there_ends_the_process_at_once(started):
-    process = started(TWICE)
-    assert line(process) == "noted" and process.wait(WAIT_S) == 130
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_one_there_ends_the_process_at_once(started, second, code):
+    process = started(TWICE, str(int(second)))
+    assert line(process) == "noted" and process.wait(WAIT_S) == code
 
 
 def test_a_process_is_not_wanted_once_its_parent_is_gone(started):

@@ -35,10 +35,8 @@ SAID = {  # by the rows below, or of no use to a person who looks once
     "quorum", "ready", "versions", "tokens", "refused", "ahead", "turned_away", "starting_s", "disk",
     "bytes_in", "bytes_out", "learners", "serving", "age_s", "pid", "is_here", "supervisor", "address", "threads",
     "turns", "evaluated", "curve", "lineage", "orders", "dropped", "finishing", "admin", "unwritten_bytes",
-    "free_bytes",
+    "free_bytes", "why",
 }  # fmt: skip
-
-FULL_BYTES = 1 << 20  # free: with less no syncer goes on
 
 
 def run(words: Sequence[str]) -> int:
@@ -177,9 +175,9 @@ def serving_of(r: dict[str, Any], root: Path) -> str:
             return f"not running; created at {since}; begin with: {command_for(root)}"
         case "paused":
             return f"not running; paused at {since}; go on with: {command_for(root)}"
-        case "died" if r.get("free_bytes", FULL_BYTES) < FULL_BYTES:
-            free = f"the disk is full ({size(r['free_bytes'])} free): make room first, as with skerry prune {root}"
-            return f"not running, last commit at {since}; {free}; then go on with: {command_for(root)}"
+        case "died" if why := r.get("why"):
+            room = f"{why}: make room first, as with skerry prune {root}"
+            return f"not running, last commit at {since}; {room}; then go on with: {command_for(root)}"
         case _:
             return f"not running; its syncer died, last commit at {since}; go on with: {command_for(root)}"
 

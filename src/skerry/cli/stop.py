@@ -45,6 +45,7 @@ def run(words: Sequence[str]) -> int:
         "run_dir": str(root),
         "stopped": ended.pid if ended else None,
         "serving": after["serving"],
+        **({"why": after["why"]} if "why" in after else {}),
         "phase": after["phase"],
         "merges": after["merges"],
         "go_on": _go_on(root, after, ended),
@@ -60,7 +61,8 @@ def _say(line: str) -> None:
 def _show(record: dict[str, Any]) -> None:
     was = f"process {record['stopped']} has ended" if record["stopped"] else "nothing runs here"
     merges = text.counted(record["merges"], "merge")
-    print(f"{record['run_dir']}: {was}; the run {_state(record['serving'])} after {merges}\n{record['go_on']}")
+    why = f"; {record['why']}" if "why" in record else ""
+    print(f"{record['run_dir']}: {was}; the run {_state(record['serving'])} after {merges}{why}\n{record['go_on']}")
 
 
 def _state(serving: str) -> str:
@@ -80,8 +82,9 @@ def _go_on(root: Path, after: dict[str, Any], ended: Ended | None) -> str:
         return f"its model: skerry export {root}"
     if after["serving"] in ("served", "starting", "away"):
         return f"process {after['pid'] or after['supervisor']} was started meanwhile: stop whatever starts it again"
+    room = f"make room first, as with skerry prune {root}; then " if "why" in after else ""
     if ended is None or ended.is_supervisor or "syncer" not in ended.words:
-        return f"go on with: {command_for(root)}"
+        return f"{room}go on with: {command_for(root)}"
     words = ["skerry", *ended.words[ended.words.index("syncer") :]]
     there = f"  (in {ended.folder})" if ended.folder != str(Path.cwd()) else ""
-    return f"go on with: {shlex.join(words)}{there}"
+    return f"{room}go on with: {shlex.join(words)}{there}"

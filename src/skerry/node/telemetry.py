@@ -1,7 +1,8 @@
 """What a syncer shows of itself: one plain record of where everything stands, for tables, files and people.
 
 It is made twice a second beside everything else, so it costs a sum over what each learner last said and no more. What
-nobody serves at present has a record of the same shape, from its tape alone.
+nobody serves at present has a record of the same shape, from its tape alone; so has a learner that has not come
+back to a syncer since that began.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from skerry import config as configs
-from skerry.core.ledger import Totals
+from skerry.core.ledger import Account, Totals
 from skerry.core.messages import Report
 from skerry.core.schedule import over_budget, stage_of, sync_every_in
 from skerry.core.state import RunState
@@ -34,30 +35,44 @@ def status(machine: SyncerMachine, bytes_in: int, bytes_out: int, wall: float) -
         "ahead": {learner: ahead.why for learner, ahead in sorted(machine.ahead.items())},
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
-        "learners": {name: _member(machine, name) for name in sorted(machine.members)},
+        "learners": _learners(machine),
+    }
+
+
+def _learners(machine: SyncerMachine) -> dict[str, Any]:
+    """Whom this syncer has met, and who was there before it began and is yet to come back."""
+    state, members = machine.state, machine.members
+    absent = [name for name in state.lives if name not in members and _gone(state, name) == "away"]
+    return {
+        name: _member(machine, name) if name in members else _on_tape(state, name)
+        for name in sorted([*members, *absent])
     }
 
 
 def recorded(state: RunState, wall: float) -> dict[str, Any]:
     """The same of a run that nobody serves, as far as its tape says; `wall` is when that was last written to."""
-    learners = {}
-    for name, known in sorted(state.lives.items()):
-        account, before = state.ledger.account(name, known.life), state.ledger.before(name, known.life)
-        learners[name] = {
-            "life": known.life,
-            "state": _gone(state, name),
-            "step": account.step,
-            "steps": before.steps + account.step,
-            "tokens": before.tokens + account.tokens,
-            "bytes_up": account.bytes_up,
-            "bytes_down": account.bytes_down,
-        }
-    config = configs.decode(state.config)
+    config, learners = configs.decode(state.config), {name: _on_tape(state, name) for name in sorted(state.lives)}
     return _run(state, config, wall) | {"elapsed_s": state.elapsed_s, "learners": learners}
 
 
+def _on_tape(state: RunState, name: str) -> dict[str, Any]:
+    """A learner of whom nobody here has heard; to look at it opens no account."""
+    life, ledger = state.lives[name].life, state.ledger
+    account, before = ledger.accounts.get(f"{name}/{life}", Account([])), ledger.before(name, life)
+    return {
+        "life": life,
+        "state": _gone(state, name),
+        "step": account.step,
+        "steps": before.steps + account.step,
+        "tokens": before.tokens + account.tokens,
+        "unsettled_tokens": sum(account.tokens - at.tokens for at in account.settled) / max(1, len(account.settled)),
+        "bytes_up": account.bytes_up,
+        "bytes_down": account.bytes_down,
+    }
+
+
 def _gone(state: RunState, name: str) -> str:
-    """What a learner is to a run that nobody serves: it has left if nothing of its work is left to be merged."""
+    """What a learner is that nobody serves: it has left if nothing of its work is left to be merged."""
     known, ledger = state.lives[name], state.ledger
     if known.is_over or name in state.dropped:
         return "expelled"

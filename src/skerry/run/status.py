@@ -24,7 +24,9 @@ from skerry.run.sense import sensible
 from skerry.store.files import contents
 from skerry.store.lock import LOCK, SUPERVISOR, Holder, holder_of
 from skerry.store.store import Store
+from skerry.text import size
 
+FULL_BYTES = 1 << 20  # free: with less no syncer goes on
 Serving = Literal["served", "starting", "away", "new", "paused", "died", "closed"]
 """Of a run: a process serves it; one holds it and does not serve it yet; its supervisor is bringing the syncer back; or
 nobody does, because nobody ever did, the syncer was ended in order, it died, or the run is closed."""
@@ -58,7 +60,9 @@ def status_of(root: Path) -> dict[str, Any]:
     if serving == "starting":
         record["starting_s"] = max(0.0, time.time() - (root / LOCK).stat().st_mtime)  # its holder wrote its name in it
     if serving == "died":
-        record["free_bytes"] = free_disk(root)  # it may have died of that
+        record["free_bytes"] = free = free_disk(root)
+        if free < FULL_BYTES:  # it may have died of that, and nobody could go on with it
+            record["why"] = f"the disk is full ({size(free)} free)"
     return record | ({"warning": warning} if warning else {})
 
 

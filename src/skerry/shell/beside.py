@@ -8,12 +8,14 @@ its own. Where the system has no memory to share without a path, and where someb
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,7 +23,7 @@ import skerry
 from skerry.node.cells import Lay
 from skerry.node.mailbox import Mailbox, NodeRecord, Record, mailbox
 from skerry.python import module_argv
-from skerry.shell.channel import Channel, Introduction, Said
+from skerry.shell.channel import Beat, Channel, Introduction, Said
 from skerry.shell.home import Home, OnHost, node_threads
 from skerry.shell.memory import OwnMemory, SharedMemory, shared_file
 from skerry.shell.node import LAST_TURN_S, NodeLoop, Who
@@ -39,6 +41,10 @@ class Beside(Protocol):
     post: Mailbox
     lay: Lay
     failure: BaseException | None  # of what is there no more, where it is known
+
+    @property
+    def heard_at(self) -> float:
+        """When it last gave a sign of life; a thread of this very process needs to give none."""
 
     def wake(self) -> None:
         """Something was said; never waits."""
@@ -62,6 +68,7 @@ class NodeThread:
     """In a thread. Every moment of its Python is one that the training loop waits for the interpreter."""
 
     standstill = ""
+    heard_at = math.inf
 
     def __init__(self, who: Who, home: Home | None = None) -> None:
         self.post, theirs = mailbox()
@@ -107,7 +114,7 @@ class NodeProcess:
         ours, theirs = socket.socketpair()
         memory = shared_file()
         self.lay = SharedMemory(memory)
-        self.post = Hearing(ours, NodeRecord | Said)
+        self.post = Hearing(ours, NodeRecord | Said | Beat)
         files = (theirs.fileno(), memory)
         self._process = subprocess.Popen(
             module_argv("skerry.shell.companion", *map(str, files)),
@@ -123,6 +130,10 @@ class NodeProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def heard_at(self) -> float:
+        return self.post.heard_at
 
     def wake(self) -> None:
         self.post.flush()
@@ -177,14 +188,35 @@ class Hearing(Channel):
     def __init__(self, sock: socket.socket, hears: Any) -> None:
         super().__init__(sock, hears)
         self._owner = os.getpid()
+        self.heard_at = time.monotonic()
 
     def receive(self) -> list[Any]:
         if os.getpid() != self._owner:
             return []  # whoever reads it has it alone, and it is for the trainer
         records: list[Record] = super().receive()
+        if records:
+            self.heard_at = time.monotonic()
         for said in [record for record in records if isinstance(record, Said)]:
             logging.getLogger(said.logger).log(said.level, "%s", said.text)
-        return [record for record in records if not isinstance(record, Said)]
+        return [record for record in records if not isinstance(record, Said | Beat)]
+
+
+class Silence:
+    """What is said of a node that gives no sign of life: that it does not, and that it is back."""
+
+    def __init__(self) -> None:
+        self.trouble = ""  # while there is one
+        self._since = 0.0
+
+    def look(self, node: NodeProcess | NodeThread, limit_s: float, as_of: float) -> None:
+        """`as_of` is when the loop last could have heard: what came while it was at a step is not read yet."""
+        if not self.trouble and as_of - node.heard_at > limit_s:
+            self._since = node.heard_at
+            self.trouble = node.standstill or f"the learner's node process gives no sign of life for {limit_s:g} s"
+            log.warning("%s; training goes on, and nothing of it is shared meanwhile", self.trouble)
+        elif self.trouble and node.heard_at > self._since:
+            log.warning("the learner's node process is back after %.0f s", node.heard_at - self._since)
+            self.trouble = ""
 
 
 def _environment() -> dict[str, str]:

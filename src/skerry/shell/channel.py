@@ -35,6 +35,10 @@ class Said(Record, frozen=True):
     text: str
 
 
+class Beat(Record, frozen=True):
+    """Nothing, but that the node lives: its trainer would not notice that it stands."""
+
+
 class Channel:
     """One end; what comes is of the type `hears`. It is for one thread to send and flush, and for one to receive."""
 

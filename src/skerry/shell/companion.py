@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from skerry.node.mailbox import Record, TrainingRecord
-from skerry.shell.channel import Channel, Introduction, Said
+from skerry.shell.channel import Beat, Channel, Introduction, Said
 from skerry.shell.home import OnHost, node_threads
 from skerry.shell.memory import SharedMemory
 from skerry.shell.node import NodeLoop
@@ -52,10 +52,17 @@ class Post:
         self.wake: Callable[[], None] = lambda: None  # is called when something was heard
         self._heard: deque[Record] = deque()
         self._sending = threading.Lock()  # any thread may log
+        self._said_at = time.monotonic()
 
     def send(self, record: Record) -> None:
         with self._sending:
+            self._said_at = time.monotonic()
             self._channel.send(record)
+
+    def beat(self, every_s: float) -> None:
+        """A sign of life, where nothing was said for so long."""
+        if time.monotonic() - self._said_at >= every_s:
+            self.send(Beat())
 
     def flush(self) -> None:
         with self._sending:
@@ -110,6 +117,7 @@ def main() -> None:
     post.wake = loop.wake
 
     def is_over() -> bool:
+        post.beat(loop.heartbeat_s)
         post.flush()
         return channel.is_over or os.getppid() != parent  # a fork of the trainer may hold its end of the socket open
 

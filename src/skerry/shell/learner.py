@@ -2,7 +2,8 @@
 
 The training thread calls `step` and `close`; everything else happens beside it (`shell/beside.py`). `start` waits for
 the first bases, because no step may be taken without one; after that nothing here waits for the network until `close`.
-A fast-forward is waited for as the first bases are, because a step on half a model is of no use.
+A fast-forward is waited for as the first bases are, because a step on half a model is of no use. So is another node,
+where the first has died: however long its syncer is away, that ends no loop.
 How long a learner waits for a syncer that is not there is one rule (`Patience`), for `start` and `fetch_config` alike.
 Whatever becomes of what runs beside the loop, `close` keeps to the run's limit and a little; nothing else ends it by
 force, but a loop that stands says whom it waits for. A learner is of the process that made it, and of one thread at a
@@ -18,6 +19,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -31,7 +33,7 @@ from skerry.core.messages import Answer, Ask, Frozen, Message, Refused
 from skerry.core.vocabulary import WayOut
 from skerry.errors import ConfigError, JoinTimeout, ProtocolError, RefusedError
 from skerry.node.training import Carrier, TrainingHalf
-from skerry.shell.beside import Kind, NodeProcess, can_be_process, start_beside
+from skerry.shell.beside import Kind, NodeProcess, Silence, can_be_process, start_beside
 from skerry.shell.home import Home
 from skerry.shell.identity import tls_of
 from skerry.shell.node import INBOX_MAX, LAST_TURN_S, Who
@@ -111,7 +113,8 @@ REASONS: dict[WayOut, str] = {
     "settled": "it left, and all that was still open is settled",
     "done": "the run is over, and all that was still open is settled",
     "no last versions": "the run is over; versions with the last of its work did not come in time, which may be merged",
-    "timeout": "it waited as long as it may for the syncer to take in what is left (leave_timeout_s)",
+    "timeout": "it waited as long as it may (leave_timeout_s) for the syncer to take in what is left, which may not be "
+    "in the run",
     "refused": "the syncer will not have it",
 }
 
@@ -142,6 +145,7 @@ class LearnerShell:
         self.home, self._is_wanted = home, is_wanted
         self._stepped_at: float | None = None
         self._join_timeout_s = 0.0
+        self._silence_s = math.inf  # without a sign of life of the node, until it is said that there is none
         self._deaths: list[float] = []
         self._has_joined = False  # with any node
         self._owner = os.getpid()
@@ -150,6 +154,8 @@ class LearnerShell:
         self._handover = Handover()
         self._steps = 0  # in all lives of this process,
         self._steps_merged = 0  # and of those before this one
+        self._steps_over = 0  # of those before this one, merged or not
+        self._lost_by: Counter[str] = Counter()  # obituary -> steps that were open then, whose fate nobody knows
         self._begin()
 
     def _begin(self) -> None:
@@ -158,6 +164,7 @@ class LearnerShell:
         self.beside = start_beside(self._node, who, self.home)
         self.training = TrainingHalf(who.layout, self._carrier, self.beside.post, self.beside.lay)
         self._began_at = time.monotonic()
+        self._silence = Silence()
 
     @property
     def _is_starting(self) -> bool:
@@ -180,6 +187,8 @@ class LearnerShell:
             patience.look(self._waits_for)
             self._stand()
         self._check()
+        if self.training.config is not None:
+            self._silence_s = self.training.config.wire.timeout_s
         self._stepped_at = time.monotonic()
 
     @property
@@ -204,11 +213,12 @@ class LearnerShell:
         if self._is_closed:
             return False
         now = time.monotonic()
-        step_s = now - (self._stepped_at or now)
-        self._stepped_at = now
-        self.training.boundary(1, tokens, step_s, loss, grad_norm)
+        before, self._stepped_at = self._stepped_at or now, now
+        self.training.boundary(1, tokens, now - before, loss, grad_norm)
         self._steps += 1
         self.beside.wake()
+        if before - self.beside.heard_at > self._silence_s or self._silence.trouble:
+            self._silence.look(self.beside, self._silence_s, before)
         if self.training.is_forwarding:  # known since the boundary: `must_stand` would read the mailbox once more
             self._fast_forward()
         self._check()
@@ -238,8 +248,8 @@ class LearnerShell:
         return Standing(
             name=self._who.name,
             is_running=half.wants_steps and not self._is_closed,
-            connected=half.is_linked and not self._is_closed,
-            trouble="" if half.is_linked else half.trouble,
+            connected=half.is_linked and not self._silence.trouble and not self._is_closed,
+            trouble=self._silence.trouble or ("" if half.is_linked else half.trouble),
             alone_steps=half.alone_steps,
             steps=self._steps,
             steps_merged=self._steps_merged + half.steps_merged,
@@ -291,7 +301,13 @@ class LearnerShell:
 
     def _handed_over(self, reason: str) -> Handover:
         merged = self._steps_merged + self.training.steps_merged
-        return Handover(merged, self._steps - merged, reason)
+        return Handover(merged, self._steps - merged, "; after that: ".join([*self._losses, reason]))
+
+    @property
+    def _losses(self) -> list[str]:
+        """What was lost with nodes that died, for a person."""
+        lost = [f"{n} were open when {obituary}" for obituary, n in self._lost_by.items() if n]
+        return [f"{' and '.join(lost)}, and may not be in the run"] if lost else []
 
     def _hand_over(self, timeout_s: float | None) -> str:
         """How it went. Who was never welcomed has nothing to hand over, so there is nothing to say of that."""
@@ -299,7 +315,8 @@ class LearnerShell:
         self.training.close(timeout_s)
         self.beside.wake()
         while self.training.left is None and not self.beside.obituary:
-            if time.monotonic() - began_at >= self._patience_s(timeout_s) + ANSWER_S_MAX:
+            waited_s = time.monotonic() - began_at - self._patience_s(timeout_s)
+            if waited_s >= ANSWER_S_MAX or (waited_s >= 0 and not self._is_node_alive):
                 break
             self._stand()
         self.training.stand()  # the last versions may have come since it last looked
@@ -308,7 +325,11 @@ class LearnerShell:
         why = self.beside.obituary or self.beside.standstill or "what runs beside the loop says nothing"
         if self.training.config is not None:
             log.warning("%s: left without an answer: %s; its last work may not be in the run", self._who.name, why)
-        return f"it left without an answer: {why}"
+        return f"it left without an answer: {why}; its last work may not be in the run"
+
+    @property
+    def _is_node_alive(self) -> bool:
+        return not self.beside.standstill and time.monotonic() - self.beside.heard_at <= self._silence_s
 
     def _patience_s(self, timeout_s: float | None) -> float:
         config = self.training.config
@@ -334,7 +355,8 @@ class LearnerShell:
         """What ran beside the loop is gone, and with it what nobody else knew: the bases and what was outstanding.
 
         So this life is over, and another begins as after a restart of the whole process: its model is set to the run's.
-        It is waited for, because steps taken meanwhile would be given up.
+        It is waited for, because steps taken meanwhile would be given up; where steps were taken before, for as long as
+        a syncer is away, which ends no loop.
         """
         now, obituary = time.monotonic(), self.beside.obituary
         self._has_joined |= self.training.config is not None
@@ -345,11 +367,16 @@ class LearnerShell:
             raise RuntimeError(
                 f"{obituary}{times}: what it said last is in the log and on stderr{without}"
             ) from self.beside.failure
-        log.warning("%s: another takes its place, and the model is set to the run's", obituary)
+        log.warning(
+            "%s: another takes its place; the loop stands until it has joined, and the model is the run's", obituary
+        )
         self._steps_merged += self.training.steps_merged
+        self._lost_by[obituary] += self._steps - self._steps_over - self.training.steps_merged
+        self._steps_over = self._steps
         self.beside.end()
         self._begin()
-        self.start(self._join_timeout_s)
+        is_under_way = self._stepped_at is not None
+        self.start(0.0 if is_under_way else self._join_timeout_s)
 
     @property
     def _is_hopeless(self) -> bool:

@@ -108,6 +108,12 @@ class NodeLoop:
             while not is_over():
                 self._turn()
 
+    @property
+    def heartbeat_s(self) -> float:
+        """How often it says that it lives, to whoever might wonder."""
+        config = self.driver.node.config
+        return FIRST_HEARTBEAT_S if config is None else config.wire.heartbeat_s
+
     def wake(self) -> None:
         """The training half has said something; from any thread."""
         with contextlib.suppress(queue.Full):  # it is awake then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -11,49 +12,73 @@ from contextlib import contextmanager
 from typing import Any
 
 ENDINGS = (signal.SIGTERM, signal.SIGINT)
-AT_ONCE = 130  # the exit code of who was told twice
 PARENT_POLL_S = 0.5
 ECHO_S = 5.0  # within which another SIGTERM is the same word: Slurm tells every process, and torchrun its own again
+
+
+class Word:
+    """What a process was told, if it was: the first signal that came. A second one ends it at once.
+
+    But a SIGTERM soon after another is no second one: a scheduler tells all processes of a job, torchrun its own, and
+    `timeout` its child and then the child's group.
+    """
+
+    def __init__(self) -> None:
+        self.came: signal.Signals | None = None
+        self._came_at = 0.0
+
+    def is_new(self, number: int) -> bool:
+        """Note a signal; False where it is the one that was noted, said again."""
+        if self.came is None:
+            self.came, self._came_at = signal.Signals(number), time.monotonic()
+            return True
+        if not self.is_echo(number):
+            os._exit(128 + number)
+        return False
+
+    def is_echo(self, number: int) -> bool:
+        return self.came == number == signal.SIGTERM and time.monotonic() - self._came_at < ECHO_S
 
 
 def until_signalled(parent: int) -> Callable[[], bool]:
     """True until SIGTERM or SIGINT comes (a second one ends the process at once) or the parent process is gone.
 
-    A signal before the first look is an interrupt: nobody would see the note while a learner waits to join.
+    A signal before the first look is an interrupt: nobody would see the note while a learner waits to join. A process
+    that ends by itself is not ended by a SIGTERM before it has: Python puts handlers away first.
     """
-    signals: list[int] = []
+    word = Word()
     looked = False
 
     def note(number: int, _: object) -> None:
-        signals.append(number)
-        if len(signals) > 1:
-            os._exit(AT_ONCE)
-        if not looked:
+        if word.is_new(number) and not looked:
             raise KeyboardInterrupt
 
     def is_wanted() -> bool:
         nonlocal looked
         looked = True
-        return not signals and (parent == 0 or os.getppid() == parent)
+        return word.came is None and (parent == 0 or os.getppid() == parent)
 
     for number in ENDINGS:
         signal.signal(number, note)
+    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
     return is_wanted
 
 
 class Notice:
     """SIGTERM or SIGINT as a wish to leave in order: it is noted, and a second one does what it does by default.
 
-    A SIGTERM soon after another is no second one: a scheduler tells all processes of a job, and torchrun its own.
     A signal that somebody has a handler of their own for is theirs; so are all where this is not the main thread, or in
     a fork of the process, such as one that loads data.
     """
 
     def __init__(self) -> None:
-        self.came: signal.Signals | None = None
-        self._came_at = 0.0
+        self._word = Word()
         self._owner = os.getpid()
         self._before: dict[int, Any] = {}
+
+    @property
+    def came(self) -> signal.Signals | None:
+        return self._word.came
 
     def listen(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -76,12 +101,12 @@ class Notice:
 
     def _note(self, number: int, _: object) -> None:
         is_ours = os.getpid() == self._owner
-        if is_ours and self.came == number == signal.SIGTERM and time.monotonic() - self._came_at < ECHO_S:
+        if is_ours and self._word.is_echo(number):
             return
         if self.came is not None or not is_ours:
             self.restore()
             signal.raise_signal(number)
-        self.came, self._came_at = signal.Signals(number), time.monotonic()
+        self._word.is_new(number)
 
 
 @contextmanager
@@ -94,12 +119,10 @@ def held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # handlers run in the main one alone
         yield
         return
-    came: list[int] = []
+    word = Word()
 
     def note(number: int, _: object) -> None:
-        came.append(number)
-        if len(came) > 1:
-            os._exit(AT_ONCE)
+        word.is_new(number)
 
     before = [(number, signal.signal(number, note)) for number in ENDINGS]
     try:
@@ -107,8 +130,8 @@ def held_back() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-    for one in came:
-        signal.raise_signal(one)
+    if word.came is not None:
+        signal.raise_signal(word.came)
 
 
 def end_with(parent: int) -> None:
