@@ -155,7 +155,7 @@ class Learner(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adopt: Literal["rebase", "overwrite", "blend"] = "rebase"  # see above
     adopt_alpha: float = 0.5  # blend alone
     leave_timeout_s: float = 5.0  # how long a learner that leaves waits for its last work to be merged
-    alone_steps_max: int = 300  # without a syncer; a longer stretch spends no budget, not even its first steps; 0: all do
+    alone_steps_max: int = 300  # without a syncer; of a longer stretch no step spends any of the budget; 0: all do
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -32,6 +32,13 @@ def test_an_address_that_is_none_is_refused_in_one_line(address):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("text", [",", "a:1,", ",a:1", "a:1, ,b:2"])
+def test_a_comma_with_nothing_beside_it_is_refused_with_the_whole_text(text):
+    with pytest.raises(WireError) as refusal:
+        parse_addresses(text)
+    assert str(refusal.value).startswith(f"{text!r} has a comma with no address of a syncer beside it: ")
+
+
 @pytest.mark.parametrize("address", ["localhost:99999", "[::1]:65536", "host:0", "skerry://host:" + "9" * 5000])
 def test_a_port_that_is_none_is_refused_before_anybody_dials(address):
     with pytest.raises(WireError, match=r"is no address of a syncer: its port must be from 1 to 65535$") as refusal:

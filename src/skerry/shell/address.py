@@ -32,7 +32,10 @@ def parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
     """
     if is_file(text):
         return ((text, PORT),)
-    return tuple(parse_address(each.strip()) for each in text.split(","))
+    addresses = [each.strip() for each in text.split(",")]
+    if len(addresses) > 1 and "" in addresses:
+        raise WireError(f"{text!r:.200} has a comma with no address of a syncer beside it: write host:port,host:port")
+    return tuple(map(parse_address, addresses))
 
 
 def is_loopback(host: str) -> bool:
