@@ -41,7 +41,8 @@ CLOSE_S_MAX = configs.most("sync.close_timeout_s")
 def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
     """Configuration keys with values that fit, and why, where they are not the configured ones; {} where none would.
 
-    H is reckoned with all else that is suggested, so that a plan of what is suggested suggests the same.
+    It is the quorum that they fit: `why` ends with who is left out. H is reckoned with all else that is suggested, so
+    that a plan of what is suggested suggests the same.
     """
     sync, first, steady = plan.config.sync, stretches[0], stretches[-1]
     shaped = _shaped(plan, steady)
@@ -60,7 +61,7 @@ def suggest(plan: RunPlan, stretches: Sequence[Stretch]) -> dict[str, Any]:
         "wire.codec_down": shaped.config.wire.codec_down,
     }
     chosen["sync.fragment_sync_delay"] = _delay(_with(plan, chosen))
-    return chosen | {"why": list(_why(plan, chosen))}
+    return chosen | {"why": [*_why(plan, chosen), *_left_out(_with(plan, chosen))]}
 
 
 def is_carried(plan: RunPlan, steady: Stretch) -> bool:
@@ -205,6 +206,20 @@ def _why(plan: RunPlan, chosen: dict[str, Any]) -> Iterator[str]:
             yield f"{key} = {chosen[key]}, not {was}: {reason}"
 
 
+def _left_out(plan: RunPlan) -> Iterator[str]:
+    if stale := _stale(plan, stretch(plan, sizes_of(plan), periods(plan.config)[-1])):
+        work = "its work is" if len(stale) == 1 else "their work is"
+        yield (
+            f"{_names(stale)} cannot keep up with this either, and all of {work} given up: what is suggested is "
+            f"for {counted(plan.quorum, 'learner')}, the quorum"
+        )
+
+
+def _stale(plan: RunPlan, at: Stretch) -> list[Sync]:
+    """Those that give up all of their work."""
+    return [sync for sync in at.syncs if sync.behind > plan.config.sync.stale_versions_max]
+
+
 # ---------------------------------------------------------------------------------------------- contradictions
 
 
@@ -324,7 +339,7 @@ def _of_syncs(plan: RunPlan, stretches: Sequence[Stretch]) -> Iterator[str]:
             yield f"{where} {_cannot_carry(plan, at)}"
         if at.period_s > ABOVE * at.bounds["steps"]:
             yield f"{where} H becomes {at.period_s / plan.pace_s:,.0f} at least: {_reason(at, plan)}"
-        if stale := [s for s in at.syncs if s.behind > plan.config.sync.stale_versions_max]:
+        if stale := _stale(plan, at):
             yield (
                 f"{where} {_names(stale)} cannot keep up: {stale[0].behind:.0f} versions pass while the model "
                 f"comes in, more than sync.stale_versions_max = {plan.config.sync.stale_versions_max}, so all of that "
