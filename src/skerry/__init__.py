@@ -73,4 +73,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(f"skerry.{name} needs PyTorch: pip install 'skerry[torch]'") from error
+        raise ImportError(f"skerry.{name} needs PyTorch: pip install 'skerry[torch]'") from None

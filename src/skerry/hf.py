@@ -1,9 +1,9 @@
 """`skerry.hf.Callback` makes a Hugging Face Trainer a learner of a shared run."""
 
-try:
-    import transformers  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ImportError("skerry.hf needs transformers: pip install 'skerry[hf]'") from error
+from importlib.util import find_spec
+
+if find_spec("transformers") is None:
+    raise ImportError("skerry.hf needs transformers: pip install 'skerry[hf]'")
 
 from skerry.adapters.hf import Callback
 
