@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import skerry
 from skerry import algo
+from skerry.adapters import ranks
 from skerry.adapters.island import island_of
 from skerry.adapters.torch import TorchParameters, layout_of_model
 from skerry.algo.fragments import gather, split
@@ -175,6 +176,21 @@ def bases(folder, kind, seen):
         skerry.Learner(shared(kind, model), None, frozen=frozen, group=dist.group.WORLD if kind == "own" else None)
     except skerry.SkerryError as error:
         seen["refused"] = [type(error).__name__, str(error)]
+
+
+def absent(folder, kind, seen):
+    """Rank 0 alone makes a learner."""
+    ranks.MEET_S_MAX, ended = 1.0, folder / "ended"
+    model = shared(kind, new_model())
+    if dist.get_rank() == 0:
+        try:
+            skerry.Learner(model)
+        except skerry.SkerryError as error:
+            seen["refused"] = [type(error).__name__, str(error)]
+        ended.touch()
+    while not ended.exists():
+        time.sleep(0.02)
+    loss_of(model, *batch_of("one", 0)).backward()  # the loop's own collectives are as they were
 
 
 def boxes(folder, kind, seen):

@@ -216,6 +216,13 @@ def test_ranks_with_another_base_or_another_frozen_option_are_refused_when_they_
         assert kind == "ConfigError" and why.startswith('frozen="any" is given on 1 of the 2 ranks of one learner')
 
 
+def test_a_learner_on_one_rank_alone_is_refused_and_the_loop_is_as_it_was(tmp_path):
+    done, seen = act(tmp_path, "absent", "ddp:2", SKERRY_SYNCER="127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    kind, why = seen["ddp-0"]["refused"]
+    assert kind == "IslandError" and "made no learner within 1 s: rank 1; make a skerry.Learner of the wrapped" in why
+
+
 def status_when_left(syncer, *names):
     learners = syncer.status["learners"]
     if any(learners.get(name, {}).get("state") != "left" for name in names):

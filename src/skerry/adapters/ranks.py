@@ -16,18 +16,21 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from skerry.core.messages import Frozen
 from skerry.errors import IslandError, one_line
 from skerry.shell.learner import Handover, Standing
 
 MEET_S_MAX = 300.0  # until every rank is there: some may compile, or load a model, first
+MEET_LOOK_S = 0.01
 DIAL_S = 5.0  # for one address, and for whoever calls to say who it is
 CARD_BYTES = 1024
 SECRET_BYTES = 16
@@ -167,6 +170,31 @@ def gone(rank: str, why: str) -> IslandError:
 
 
 # ---------------------------------------------------------------------------------------------- how ranks meet
+
+
+_calls = Counter[str]()  # of each group, so far: ranks make their learners in the same order
+
+
+def call_roll(group: dist.ProcessGroup) -> None:
+    """Wait until every rank makes a learner; it is an error of the loop if one does not.
+
+    By the store in which the processes found each other, for that is no collective: where rank 0 alone makes a learner,
+    the first collective would meet one of the loop's own, and gloo ends the process for that, or both hang.
+    """
+    _calls[group.group_name] += 1
+    store = distributed_c10d._get_default_store()
+    roll = f"skerry/{group.group_name}/{_calls[group.group_name]}"
+    keys = {rank: f"{roll}/{rank}" for rank in dist.get_process_group_ranks(group)}
+    store.set(keys[dist.get_rank()], "here")
+    deadline = time.monotonic() + MEET_S_MAX
+    while not store.check(list(keys.values())):
+        if time.monotonic() >= deadline:
+            missing = ", ".join(str(rank) for rank, key in keys.items() if not store.check([key]))
+            raise IslandError(
+                f"of the {len(keys)} processes that train this model these made no learner within {MEET_S_MAX:g} s: "
+                f"rank {missing}; make a skerry.Learner of the wrapped model on every rank, with the same SKERRY_SYNCER"
+            )
+        time.sleep(MEET_LOOK_S)
 
 
 class Card(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from skerry.adapters.genesis import embedding_names, frozen_digests
 from skerry.adapters.island import Island, island_of, refuse_flat
 from skerry.adapters.learner import BaseLearner, Options
 from skerry.adapters.precision import Masters, Precision, asked
+from skerry.adapters.ranks import call_roll
 from skerry.adapters.roles import rank_of
 from skerry.adapters.shards import Piece, fsdp_modules, reshard, shares_of
 from skerry.adapters.ways import Flat, Way, way_for
@@ -86,6 +87,8 @@ class Learner(BaseLearner):
         own = trainable(model)
         with self._claimed(own):
             island = island_of(model, list(own.values()), group)
+            if island is not None:
+                call_roll(island.group)
             if checkpoint is not None:
                 kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s, named(model))
                 self._restore(Checkpoint(checkpoint, *kept), island)
