@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,8 +91,22 @@ def test_one_that_cannot_be_written_is_a_warning_and_the_one_before_it_stays(tmp
         kept.take()
         kept.wait()
     lost, back = [record.getMessage() for record in caplog.records]  # once, however often it is tried
-    assert "a.ckpt could not be written (FileNotFoundError: " in lost and lost.endswith("stays, and it is tried again")
+    assert "a.ckpt could not be written (FileNotFoundError: " in lost and "; the one before it stays from " in lost
     assert back.endswith("a.ckpt is written again")
+
+
+def test_at_the_end_it_is_said_again_how_old_the_one_is_that_stays(tmp_path, caplog):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    kept = Checkpoint(folder / "a.ckpt", tools()[1], [], 60)
+    kept.take()
+    kept.wait()
+    folder.rename(tmp_path / "gone")
+    for is_last in (False, False, True):
+        kept.take()
+        kept.wait(is_last)
+    first, last = [record.getMessage() for record in caplog.records]
+    assert first.endswith("and it is tried again") and re.search(r"the one before it stays from \d+ s ago$", last)
 
 
 def test_where_none_was_ever_written_the_warning_does_not_speak_of_one_before_it(tmp_path, caplog):
@@ -101,7 +116,7 @@ def test_where_none_was_ever_written_the_warning_does_not_speak_of_one_before_it
     with caplog.at_level(logging.WARNING):
         kept.take()
         kept.wait()
-    assert caplog.records[0].getMessage().endswith("); there is none yet, and it is tried again")
+    assert caplog.records[0].getMessage().endswith("); there is none, and it is tried again")
 
 
 class Odd:

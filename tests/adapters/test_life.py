@@ -278,7 +278,7 @@ def test_who_must_have_a_syncer_is_told_that_none_is_named(monkeypatch, caplog):
     alone = skerry.ArrayLearner(arrays)
     assert "SKERRY_SYNCR is set in the environment, and nothing reads it: is SKERRY_SYNCER meant?" in caplog.text
     assert alone.step(tokens=1) and alone.is_running and not alone.connected
-    assert alone.status().trouble == "no syncer's address was given"
+    assert alone.status().trouble == "no syncer's address was given" and alone.status().steps == 1
     assert alone.close().reason == "there is no syncer: nothing was shared"
 
 

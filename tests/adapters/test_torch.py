@@ -217,6 +217,18 @@ def test_what_is_no_optimizer_of_the_model_is_refused():
         skerry.Learner(model.state_dict(), own, "host:1")
 
 
+def test_what_no_optimizer_trains_and_is_shared_all_the_same_is_warned_of(caplog):
+    """As a base that somebody forgot to freeze beside an adapter."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    masters = {model[1].bias: model[1].bias.detach().clone()}
+    some = torch.optim.SGD([model[1].weight, masters[model[1].bias]])
+    skerry.Learner(model, some, "127.0.0.1:1", masters=masters, wait=False).close()
+    skerry.Learner(model, torch.optim.SGD(model.parameters()), "127.0.0.1:1", wait=False).close()
+    skerry.Learner(model, None, "127.0.0.1:1", wait=False).close()
+    (said,) = [text for text in caplog.messages if "optimizer" in text]
+    assert said.startswith("no optimizer that is given trains 0.weight and 1 more, which the run shares all the same: ")
+
+
 def test_a_genesis_that_no_run_could_begin_with_is_refused_before_anything_is_written(tmp_path):
     path, model = tmp_path / "genesis.safetensors", nn.Linear(2, 2)
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*/none: make it first$"):

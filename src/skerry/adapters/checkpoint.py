@@ -113,6 +113,7 @@ class Checkpoint:
         self._trouble: BaseException | None = None
         self._said: tuple[str, Any] | None = None  # of what goes wrong
         self._is_there = os.path.exists(self.path)
+        self._written_at: float | None = None  # the one that is there, by this process
         self._owner = os.getpid()
         self._state()  # what cannot be kept is refused now,
         self._has_looked = False  # or once an optimizer has taken its first step, and has a state
@@ -181,8 +182,8 @@ class Checkpoint:
         self._writer = threading.Thread(target=self._write, args=(told, kept), name="skerry-checkpoint")
         self._writer.start()
 
-    def wait(self) -> None:
-        """Until the last is written; what went wrong with it is said, once for as long as it does."""
+    def wait(self, is_last: bool = False) -> None:
+        """Until the last is written; what went wrong with it is said, once for as long as it does, and at the end."""
         if os.getpid() != self._owner:
             return  # the thread is not there in a fork
         if self._writer is None:
@@ -191,18 +192,26 @@ class Checkpoint:
         trouble, self._writer, self._trouble = self._trouble, None, None
         self._is_there = self._is_there or trouble is None
         if trouble is not None:
-            self._say(trouble)
-        elif self._said:
+            self._say(trouble, is_last)
+            return
+        if self._said:
             log.warning("checkpoint %s is written again", self.path)
-            self._said = None
+        self._said, self._written_at = None, self._taken_at
 
-    def _say(self, trouble: BaseException) -> None:
+    def _say(self, trouble: BaseException, is_last: bool = False) -> None:
         kind, number = type(trouble).__name__, getattr(trouble, "errno", "")  # its text has a name that is drawn anew
-        if (kind, number) != self._said:
+        if (kind, number) != self._said or is_last:
             why = f"{kind}: {one_line(str(trouble))}"
-            left = "the one before it stays" if self._is_there else "there is none yet"
-            log.warning("checkpoint %s could not be written (%s); %s, and it is tried again", self.path, why, left)
+            then = "" if is_last else ", and it is tried again"
+            log.warning("checkpoint %s could not be written (%s); %s%s", self.path, why, self._left, then)
         self._said = kind, number
+
+    @property
+    def _left(self) -> str:
+        if not self._is_there:
+            return "there is none"
+        age = "" if self._written_at is None else f" from {time.monotonic() - self._written_at:.0f} s ago"
+        return f"the one before it stays{age}"
 
     @property
     def _kinds(self) -> dict[str, list[str]]:

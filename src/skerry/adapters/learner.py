@@ -136,6 +136,7 @@ class BaseLearner:
         self._claim: Claim | None = None
         self._refusal: ModelError | None = None
         self._has_started = self._is_closed = False
+        self._steps_by_itself = 0  # without a syncer
 
     @property
     def _has_syncer(self) -> bool:
@@ -218,6 +219,7 @@ class BaseLearner:
         if self._is_closed:
             raise RuntimeError("step() after close(): attach the model to another skerry.Learner to go on")
         if self._place is None:
+            self._steps_by_itself += 1
             return not self._leaves
         if self._refusal is not None:
             raise self._refusal
@@ -297,7 +299,7 @@ class BaseLearner:
     def status(self) -> Standing:
         """Where this learner stands."""
         if self._place is None:
-            return Standing(trouble="no syncer's address was given")
+            return Standing(trouble="no syncer's address was given", steps=self._steps_by_itself)
         if self._has_started or self._is_closed:
             return self._place.standing
         return replace(self._place.standing, is_running=True, trouble="it has not joined yet")

@@ -7,7 +7,8 @@ them is kept beside it (`adapters/precision.py`). How fragments get to and from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
 from pathlib import Path
@@ -37,6 +38,8 @@ from skerry.node.training import Carrier
 from skerry.shell.beside import Kind
 from skerry.shell.home import Home
 from skerry.shell.learner import Handover, LearnerShell, Standing
+
+log = logging.getLogger("skerry.learner")
 
 
 class Learner(BaseLearner):
@@ -96,6 +99,8 @@ class Learner(BaseLearner):
             if island is not None:  # else some would wait for shards that the others do not give
                 island.agree('frozen="any"', frozen == "any", parameters.device)
             parameters.frozen = frozen_of(model, frozen)
+            if island is None or island.is_speaker:
+                _warn_of_untrained(own, parameters.optimizers, asked(masters))
             self._attach(parameters, layout_of_model(model), island, lambda: placed(state, node, list(own.values())))
 
     def _attach(
@@ -137,7 +142,7 @@ class Learner(BaseLearner):
             self._checkpoint.take()
         handover = super().close()
         if self._checkpoint is not None and is_first:
-            self._checkpoint.wait()
+            self._checkpoint.wait(is_last=True)
         return handover
 
     def status(self) -> Standing:
@@ -179,7 +184,7 @@ class TorchParameters:
         self._fsdp = fsdp_modules(model)
         self._shares = shares_of(trainable(model), island.speaker if island is not None else None)
         self._precision = Precision(self._attached, masters)
-        self._optimizers = optimizers_of(model, optimizer, masters)
+        self.optimizers = optimizers_of(model, optimizer, masters)
         self._way_for = way_for if island is None else island.way
         self._ways: dict[torch.device, Way] = {}
         self._kept: dict[tuple[str, int], Pieces] = {}
@@ -252,7 +257,7 @@ class TorchParameters:
 
     def reset_optimizer(self) -> None:
         with self._precision.kept():
-            for optimizer in self._optimizers:
+            for optimizer in self.optimizers:
                 optimizer.state.clear()
 
     def _device_of(self, fragment: Fragment) -> torch.device:
@@ -314,6 +319,23 @@ def layout_of_model(model: nn.Module) -> Layout:
         Tensor(name, tuple(p.shape), "embedding" if name in embeddings else "other")
         for name, p in trainable(model).items()
     )
+
+
+def _warn_of_untrained(
+    trained: Mapping[str, nn.Parameter],
+    optimizers: Sequence[torch.optim.Optimizer],
+    master_of: Callable[[nn.Parameter], torch.Tensor | None],
+) -> None:
+    """Whoever forgets to freeze a base shares all of it, which nothing else would say."""
+    theirs = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+    left = [name for name, each in trained.items() if id(each) not in theirs and id(master_of(each)) not in theirs]
+    if optimizers and left:
+        more = f" and {len(left) - 1} more" if left[1:] else ""
+        log.warning(
+            "no optimizer that is given trains %s%s, which the run shares all the same: freeze what nobody trains, "
+            "with requires_grad_(False), or give every optimizer",
+            left[0], more,
+        )  # fmt: skip
 
 
 def optimizers_of(
