@@ -30,7 +30,7 @@ from skerry.errors import IslandError, one_line
 from skerry.shell.learner import Handover, Standing
 
 MEET_S_MAX = 300.0  # until every rank is there: some may compile, or load a model, first
-MEET_LOOK_S = 0.01
+MEET_LOOK_S, MEET_LOOK_S_MAX = 0.01, 1.0  # from one look at the roll to the next, longer each time: one store serves all
 DIAL_S = 5.0  # for one address, and for whoever calls to say who it is
 CARD_BYTES = 1024
 SECRET_BYTES = 16
@@ -186,15 +186,17 @@ def call_roll(group: dist.ProcessGroup) -> None:
     roll = f"skerry/{group.group_name}/{_calls[group.group_name]}"
     keys = {rank: f"{roll}/{rank}" for rank in dist.get_process_group_ranks(group)}
     store.set(keys[dist.get_rank()], "here")
-    deadline = time.monotonic() + MEET_S_MAX
-    while not store.check(list(keys.values())):
+    store.add(roll, 1)
+    deadline, look_s = time.monotonic() + MEET_S_MAX, MEET_LOOK_S
+    while store.add(roll, 0) < len(keys):
         if time.monotonic() >= deadline:
             missing = ", ".join(str(rank) for rank, key in keys.items() if not store.check([key]))
             raise IslandError(
                 f"of the {len(keys)} processes that train this model these made no learner within {MEET_S_MAX:g} s: "
                 f"rank {missing}; make a skerry.Learner of the wrapped model on every rank, with the same SKERRY_SYNCER"
             )
-        time.sleep(MEET_LOOK_S)
+        time.sleep(look_s)
+        look_s = min(2 * look_s, MEET_LOOK_S_MAX)
 
 
 class Card(msgspec.Struct, frozen=True):
