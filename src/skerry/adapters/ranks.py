@@ -30,10 +30,8 @@ from skerry.errors import IslandError, one_line
 from skerry.shell.learner import Handover, Standing
 
 MEET_S_MAX = 300.0  # until every rank is there: some may compile, or load a model, first
-MEET_LOOK_S, MEET_LOOK_S_MAX = (
-    0.01,
-    1.0,
-)  # from one look at the roll to the next, longer each time: one store serves all
+MEET_LOOK_S = 0.01  # until the next look at the roll, twice as long each time, for one store serves all ranks,
+MEET_LOOK_S_MAX = 1.0  # and no longer than this
 DIAL_S = 5.0  # for one address, and for whoever calls to say who it is
 CARD_BYTES = 1024
 SECRET_BYTES = 16
