@@ -17,7 +17,7 @@ from skerry.proof.chaos.plan import FaultPlan
 from skerry.proof.sim.scenario import draw, under
 from skerry.proof.sim.world import World
 from skerry.python import Spawning
-from skerry.shell.signals import end_with
+from skerry.shell.signals import end_with, held_back
 
 CHUNK = 20  # seeds handed to a process at a time
 
@@ -137,7 +137,9 @@ def run_seeds(
     # Spawned, not forked: a fork of a process with threads (the progress bar's) may hang.
     with ProcessPoolExecutor(jobs, Spawning(), _begin, (os.getpid(),)) as pool:
         try:
-            for outcomes in pool.map(partial(_run_chunk, tensors, plan), chunks):
+            with held_back():  # which starts workers: an interrupt in the middle of that could be lost, or hang
+                results = pool.map(partial(_run_chunk, tensors, plan), chunks)
+            for outcomes in results:
                 for outcome in outcomes:
                     result.add(outcome)
                 result.seconds = time.monotonic() - began
