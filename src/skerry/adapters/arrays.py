@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skerry.adapters.learner import BaseLearner, Options
-from skerry.adapters.sharing import shared
+from skerry.adapters.sharing import sharing
 from skerry.algo.fragments import F32, Fragment, Layout, Slot, Tensor, layout_of, parts
 from skerry.errors import ModelError
 from skerry.node.cells import Cell
@@ -108,7 +108,7 @@ class NumpyElements:
 
     def _look_well(self) -> None:
         """Some are others than they were, which must not share memory."""
-        if why := sharing(self._arrays):
+        if why := sharing("array", self._arrays):
             raise ModelError(f"{why} since the arrays were attached: set values in place")
         self._seen = dict(self._arrays)
 
@@ -174,21 +174,11 @@ def layout_of_arrays(arrays: Mapping[str, Any], embeddings: Iterable[str] = ()) 
             raise TypeError(f"{name} is a {type(array).__name__}: give a numpy array")
         if why := unfit(array):
             raise ModelError(f"array {name} {why}")
-    if why := sharing(arrays):
+    if why := sharing("array", arrays):
         raise ModelError(f"{why}: give each a copy of its own")
     return layout_of(
         Tensor(name, tuple(array.shape), "embedding" if name in averaged else "other") for name, array in arrays.items()
     )
-
-
-def sharing(arrays: Mapping[str, Any]) -> str:
-    """Which of these share memory, in words; empty if none do."""
-    match shared(arrays):
-        case (name,):
-            return f"array {name} has elements that share memory"
-        case (one, other):
-            return f"arrays {one} and {other} share memory"
-    return ""
 
 
 def changed(now: tuple[int, ...], then: tuple[int, ...]) -> str:

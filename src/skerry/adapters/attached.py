@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from skerry.adapters.shards import held
-from skerry.adapters.sharing import shared
+from skerry.adapters.sharing import sharing
 from skerry.errors import ModelError
 
 COMPILED = "_orig_mod"  # what torch.compile calls the module that it compiles
@@ -77,7 +77,7 @@ class Attached:
     def _move(self, moved: Mapping[str, Tensor]) -> None:
         """These have other memory, which must be nobody else's."""
         same = {name: held(each) for name, each in self._named.items() if _traits(each) == self._then[name]}
-        if why := sharing(same):
+        if why := sharing("parameter", same):
             raise refusal(why)
         self._tensors.update(moved)
 
@@ -224,19 +224,9 @@ def filled(model: nn.Module) -> dict[str, nn.Parameter]:
             raise ValueError(
                 f"parameter {name} is on the meta device, without values: make some first, with to_empty()"
             )
-    if why := sharing(found):
+    if why := sharing("parameter", found):
         raise ValueError(f"{why}: give tied modules the same Parameter, and others memory of their own, with clone()")
     return found
-
-
-def sharing(parameters: Mapping[str, Tensor]) -> str:
-    """Which of these share memory, in words; empty if none do."""
-    match shared(parameters):
-        case (name,):
-            return f"parameter {name} has elements that share memory, like an expanded tensor"
-        case (one, other):
-            return f"parameters {one} and {other} share memory"
-    return ""
 
 
 def _unfit(parameter: nn.Parameter) -> str:

@@ -77,6 +77,16 @@ def shared(tensors: Mapping[str, Any]) -> tuple[str, ...]:
     return next(((names[min(pair)], names[max(pair)]) for pair in pairs(list(found.values()))), ())
 
 
+def sharing(kind: str, tensors: Mapping[str, Any]) -> str:
+    """Which of these share memory, in words; empty if none do."""
+    match shared(tensors):
+        case (name,):
+            return f"{kind} {name} has elements that share memory, as if it were expanded"
+        case (one, other):
+            return f"{kind}s {one} and {other} share memory"
+    return ""
+
+
 def pairs(memories: Sequence[Memory]) -> Iterator[tuple[int, int]]:
     """The places in the sequence of two that share an element; of many at one place not every pair is found."""
     spans = sorted((m.device, m.begin, m.end, place) for place, m in enumerate(memories))
