@@ -5,7 +5,10 @@ Rules that hold here, so that the same bytes give the same bits on every machine
 - a sum that crosses elements runs in LANES fixed float64 lanes, never in lanes of the CPU's own width, or in integers;
 - kernels take contiguous arrays, inputs read-only (`frozen`), so that each is compiled for one signature;
 - kernels are serial and release the GIL; threads come from `over_rows` (numba's own cannot be entered twice);
-- loops run over slices, for an index like x[lo + j] would keep them from being vectorised.
+- arrays are cut into blocks by another shape, made once for all rows (`_blocks`, `_halves`): an index like x[lo + j]
+  keeps a loop from being vectorised, and a slice for each block takes several times as long as what is done to it;
+- numba's integers become 64 bits wide in sums and differences, so what is done to codes is cast back at once: else a
+  vector holds half as many.
 All kernels live in this one file: numba's disk cache does not notice a change in a callee elsewhere.
 """
 
@@ -23,8 +26,8 @@ from skerry.compiled import kernel
 
 Array = npt.NDArray[Any]
 
-LANES = 64  # float64 partial sums a row; twice as many must divide BLOCK
 HALF = BLOCK // 2
+LANES = HALF  # float64 partial sums
 QUARTER = BLOCK // 4
 ROWS_TOGETHER = 16  # that learners are added to in turn
 ROWS_PER_THREAD_MIN = 64  # 150 microseconds of work; another thread costs 100
@@ -43,7 +46,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's step: 2⁶⁴ over the go
 
 FP32, BF16, INT8, INT4, INT2 = range(5)  # the codecs' numbers, as kernels know them
 
-assert BLOCK % (2 * LANES) == 0 and ROW % BLOCK == 0
+assert LANES == 64 and ROW % BLOCK == 0, "other sums are other norms"
 
 
 _THREADS = ThreadPoolExecutor(os.cpu_count(), "skerry-rows")  # kept: to start one takes as long as a million elements
@@ -77,6 +80,18 @@ def check_flat(size: int, *arrays: Array) -> None:
     for x in arrays:
         fits = x.dtype == np.float32 and x.shape == (size,) and x.flags.c_contiguous
         assert fits, f"expected contiguous float32[{size}], not {x.dtype}{list(x.shape)}"
+
+
+@kernel
+def _blocks(x: Array, width: int) -> Array:
+    """[block, element of it]; all of an array whose size is a multiple of this width."""
+    return x.reshape((x.size // width, width))
+
+
+@kernel
+def _halves(x: Array) -> Array:
+    """[block, half of it, element of that]."""
+    return x.reshape((x.size // BLOCK, 2, HALF))
 
 
 # Encoders and decoders: x and out hold len(codes) elements, a whole number of blocks.
@@ -117,45 +132,39 @@ def _decode_bf16(codes: Array, out: Array) -> None:
 @kernel
 def _encode_int8(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 127, code = round(x / scale)."""
-    bits = x.view(np.uint32)
+    values, bits, numbers = _blocks(x, BLOCK), _blocks(x.view(np.uint32), BLOCK), _blocks(codes, BLOCK)
     for b in range(scales.size):
-        scale, inverse = _block_scale(_top_bits(bits[b * BLOCK : (b + 1) * BLOCK]), np.float32(127))
+        scale, inverse = _block_scale(_top_of_block(bits, b), np.float32(127))
         scales[b] = scale
-        values = x[b * BLOCK : (b + 1) * BLOCK]
-        block = codes[b * BLOCK : (b + 1) * BLOCK]
         if inverse == 0:
-            block[:] = 0
+            numbers[b] = 0
             continue
         for j in range(BLOCK):
-            block[j] = np.int8(np.int32(_rounded(values[j], inverse)))
+            numbers[b, j] = np.int8(np.int32(_rounded(values[b, j], inverse)))
 
 
 @kernel
 def _decode_int8(scales: Array, codes: Array, out: Array) -> None:
     """x = scale · code."""
+    values, numbers = _blocks(out, BLOCK), _blocks(codes, BLOCK)
     for b in range(scales.size):
         scale = scales[b]
-        block = codes[b * BLOCK : (b + 1) * BLOCK]
-        values = out[b * BLOCK : (b + 1) * BLOCK]
         for j in range(BLOCK):
-            values[j] = scale * np.float32(block[j])
+            values[b, j] = scale * np.float32(numbers[b, j])
 
 
 @kernel
 def _encode_int4(x: Array, scales: Array, codes: Array) -> None:
     """scale = max|x| / 7, code = round(x / scale) + 8; byte j holds elements j (low) and j + 64 (high)."""
-    bits = x.view(np.uint32)
+    halves, bits, pairs = _halves(x), _blocks(x.view(np.uint32), BLOCK), _blocks(codes, HALF)
     for b in range(scales.size):
-        scale, inverse = _block_scale(_top_bits(bits[b * BLOCK : (b + 1) * BLOCK]), np.float32(7))
+        scale, inverse = _block_scale(_top_of_block(bits, b), np.float32(7))
         scales[b] = scale
-        low = x[b * BLOCK : b * BLOCK + HALF]
-        high = x[b * BLOCK + HALF : (b + 1) * BLOCK]
-        block = codes[b * HALF : (b + 1) * HALF]
         if inverse == 0:
-            block[:] = 0x88
+            pairs[b] = 0x88
             continue
         for j in range(HALF):
-            block[j] = _int4_pair(_rounded(low[j], inverse), _rounded(high[j], inverse))
+            pairs[b, j] = _int4_pair(_rounded(halves[b, 0, j], inverse), _rounded(halves[b, 1, j], inverse))
 
 
 @kernel
@@ -165,20 +174,19 @@ def _rounded(value: np.float32, inverse: np.float32) -> np.float32:
 
 @kernel
 def _int4_pair(low: np.float32, high: np.float32) -> np.uint8:
-    return np.uint8(np.uint32(np.int32(low) + 8) | np.uint32((np.int32(high) + 8) << 4))
+    return np.uint8(np.int32(np.int32(np.int32(high) * np.int32(16)) + np.int32(low)) + np.int32(0x88))
 
 
 @kernel
 def _decode_int4(scales: Array, codes: Array, out: Array) -> None:
     """x = scale · (code − 8)."""
+    halves, pairs = _halves(out), _blocks(codes, HALF)
     for b in range(scales.size):
         scale = scales[b]
-        block = codes[b * HALF : (b + 1) * HALF]
-        low = out[b * BLOCK : b * BLOCK + HALF]
-        high = out[b * BLOCK + HALF : (b + 1) * BLOCK]
         for j in range(HALF):
-            low[j] = scale * _low(block[j])
-            high[j] = scale * _high(block[j])
+            halves[b, 0, j] = scale * _low(pairs[b, j])
+        for j in range(HALF):
+            halves[b, 1, j] = scale * _high(pairs[b, j])
 
 
 @kernel
@@ -188,53 +196,55 @@ def _encode_int2(x: Array, scales: Array, codes: Array) -> None:
     Four levels have no zero among them, but zeros must stay zeros, for what lies between tensors is zero. So a block
     with a zero in it has three levels, and says so by a negative scale.
     """
-    lanes = np.empty(LANES, np.float64)
-    bits = x.view(np.uint32)
+    lanes, halves, bits = np.empty(LANES, np.float64), _halves(x), _blocks(x.view(np.uint32), BLOCK)
+    quarters, fours = x.reshape((scales.size, 4, QUARTER)), _blocks(codes, QUARTER)
     for b in range(scales.size):
-        values = x[b * BLOCK : (b + 1) * BLOCK]
-        block = codes[b * QUARTER : (b + 1) * QUARTER]
-        rms, zeros = _rms(values, bits[b * BLOCK : (b + 1) * BLOCK], lanes)
+        rms, zeros = _rms(halves, bits, b, lanes)
         scales[b] = rms
-        block[:] = 0
         if not rms > 0:  # nothing to say, or a NaN says it
+            fours[b] = 0
             continue
         if zeros:
             scales[b] = -rms
         middle = rms * (MIDDLE_OF_3 if zeros else MIDDLE)
-        for quarter in range(4):
-            piece = values[quarter * QUARTER : (quarter + 1) * QUARTER]
-            for j in range(QUARTER):
-                code = np.uint8(abs(piece[j]) >= middle) | np.uint8(np.uint8(piece[j] < 0) << np.uint8(1))
-                block[j] |= np.uint8(code << np.uint8(2 * quarter))
+        for j in range(QUARTER):
+            one, two = _int2_code(quarters[b, 0, j], middle), _int2_code(quarters[b, 1, j], middle)
+            three, four = _int2_code(quarters[b, 2, j], middle), _int2_code(quarters[b, 3, j], middle)
+            fours[b, j] = np.uint8(one + 4 * two + 16 * three + 64 * four)
+
+
+@kernel
+def _int2_code(value: np.float32, middle: np.float32) -> np.uint8:
+    """large + 2 · negative."""
+    return np.uint8(np.uint8(abs(value) >= middle) + np.uint8(2) * np.uint8(value < 0))
 
 
 @kernel
 def _decode_int2(scales: Array, codes: Array, out: Array) -> None:
     """x = ± scale · (LOW or HIGH); under a negative scale, 0 or ± |scale| · HIGH_OF_3."""
+    quarters, fours = out.reshape((scales.size, 4, QUARTER)), _blocks(codes, QUARTER)
     for b in range(scales.size):
         scale = scales[b]
         low = -scale * np.float32(0) if scale < 0 else scale * LOW
         high = -scale * HIGH_OF_3 if scale < 0 else scale * HIGH
-        block = codes[b * QUARTER : (b + 1) * QUARTER]
         for quarter in range(4):
-            piece = out[b * BLOCK + quarter * QUARTER : b * BLOCK + (quarter + 1) * QUARTER]
             for j in range(QUARTER):
-                code = np.uint8(block[j] >> np.uint8(2 * quarter))
+                code = np.uint8(fours[b, j] >> np.uint8(2 * quarter))
                 size = high if code & np.uint8(1) else low
-                piece[j] = -size if code & np.uint8(2) else size
+                quarters[b, quarter, j] = -size if code & np.uint8(2) else size
 
 
 @kernel
-def _rms(values: Array, bits: Array, lanes: Array) -> tuple[np.float32, int]:
-    """(RMS of the values that are not zero, how many are zero); NaN if one is not finite, 0 if it has no scale."""
+def _rms(halves: Array, bits: Array, b: int, lanes: Array) -> tuple[np.float32, int]:
+    """(RMS of what is not zero in a block, how many zeros); NaN if one is not finite, 0 if it has no scale."""
     top, zeros = np.uint32(0), 0
     for j in range(BLOCK):
-        magnitude = np.uint32(bits[j] & SIGN_OFF)
+        magnitude = np.uint32(bits[b, j] & SIGN_OFF)
         top = max(top, magnitude)
         zeros += magnitude == 0
     if top >= INFINITY_BITS:
         return np.float32(np.nan), 0
-    rms = np.float32(np.sqrt(_sum_of_squares(values, lanes) / max(BLOCK - zeros, 1)))
+    rms = np.float32(np.sqrt(_sum_of_squares(halves, b, b + 1, lanes) / max(BLOCK - zeros, 1)))
     return (np.float32(0) if rms < SCALE_MIN else rms), zeros
 
 
@@ -320,7 +330,7 @@ def accumulate(
     kernel waits for the GIL, and with a call for each learner a merge waited longer than it worked. A few rows at a
     time: they stay in the second-level cache, and what it costs to hand on arrays is spent once for all of them.
     """
-    extents, lanes = (row_start, row_stop, row_slot), np.empty(LANES, np.float64)
+    extents, lanes, halves = (row_start, row_stop, row_slot), np.empty(LANES, np.float64), _halves(acc)
     for lo in range(row_lo, row_hi, ROWS_TOGETHER):
         hi = min(lo + ROWS_TOGETHER, row_hi)
         k = 0
@@ -328,7 +338,7 @@ def accumulate(
             k += _add_next(codecs, payloads, count, k, coef, extents, begins and k == 0, acc, lo, hi)
         if squares.size > 0:
             for r in range(lo, hi):
-                squares[r] = _sum_of_squares(acc[row_start[r] : row_stop[r]], lanes)
+                squares[r] = _sum_of_squares(halves, row_start[r] // BLOCK, row_stop[r] // BLOCK, lanes)
 
 
 @kernel
@@ -344,13 +354,14 @@ def _add_next(
     row_lo: int,
     row_hi: int,
 ) -> int:
-    """Add payload k, and k + 1 with it if both are int4, to nothing if this `begins` the sum; how many that were."""
+    """Add payload k, and the next three with it if all are int4, to nothing if this `begins` the sum; how many."""
     if codecs[k] != INT4:
         _add_decoded(codecs[k], payloads[k], coef[k], extents, begins, acc, row_lo, row_hi)
         return 1
-    if k + 1 < count and codecs[k + 1] == INT4:
-        _add_two_int4(payloads[k], payloads[k + 1], coef[k], coef[k + 1], extents, begins, acc, row_lo, row_hi)
-        return 2
+    if k + 4 <= count and codecs[k + 1] == INT4 and codecs[k + 2] == INT4 and codecs[k + 3] == INT4:
+        four = (payloads[k], payloads[k + 1], payloads[k + 2], payloads[k + 3])
+        _add_four_int4(four, coef[k : k + 4], extents, begins, acc, row_lo, row_hi)
+        return 4
     _add_int4(payloads[k], coef[k], extents, begins, acc, row_lo, row_hi)
     return 1
 
@@ -385,64 +396,63 @@ def _add_int4(
     payload: Array, coef: Array, extents: tuple[Array, Array, Array], begins: bool, acc: Array, row_lo: int, row_hi: int
 ) -> None:
     row_start, row_stop, row_slot = extents
-    scales, codes = _int4_of(payload, acc.size, 0, acc.size)
+    halves, (scales, pairs) = _halves(acc), _int4_of(payload, acc.size, 0, acc.size)
     for r in range(row_lo, row_hi):
+        coefficient = coef[row_slot[r]]
         for b in range(row_start[r] // BLOCK, row_stop[r] // BLOCK):
-            factor, block = coef[row_slot[r]] * scales[b], codes[b * HALF : (b + 1) * HALF]
-            low, high = acc[b * BLOCK : b * BLOCK + HALF], acc[b * BLOCK + HALF : (b + 1) * BLOCK]
+            factor = coefficient * scales[b]
             for j in range(HALF):
-                low[j] = (NOTHING if begins else low[j]) + factor * _low(block[j])
+                halves[b, 0, j] = (NOTHING if begins else halves[b, 0, j]) + factor * _low(pairs[b, j])
             for j in range(HALF):
-                high[j] = (NOTHING if begins else high[j]) + factor * _high(block[j])
+                halves[b, 1, j] = (NOTHING if begins else halves[b, 1, j]) + factor * _high(pairs[b, j])
 
 
 @kernel
-def _add_two_int4(
-    payload: Array,
-    next: Array,
+def _add_four_int4(
+    payloads: tuple[Array, ...],
     coef: Array,
-    next_coef: Array,
     extents: tuple[Array, Array, Array],
     begins: bool,
     acc: Array,
     row_lo: int,
     row_hi: int,
 ) -> None:
-    """One after the other, but the sums are loaded and stored once for both: a fifth less time."""
+    """One after the other, but the sums are loaded and stored once for all four: a third less time."""
     row_start, row_stop, row_slot = extents
-    scales, codes = _int4_of(payload, acc.size, 0, acc.size)
-    next_scales, next_codes = _int4_of(next, acc.size, 0, acc.size)
+    halves, (scales0, pairs0) = _halves(acc), _int4_of(payloads[0], acc.size, 0, acc.size)
+    scales1, pairs1 = _int4_of(payloads[1], acc.size, 0, acc.size)
+    scales2, pairs2 = _int4_of(payloads[2], acc.size, 0, acc.size)
+    scales3, pairs3 = _int4_of(payloads[3], acc.size, 0, acc.size)
     for r in range(row_lo, row_hi):
+        c0, c1, c2, c3 = coef[0, row_slot[r]], coef[1, row_slot[r]], coef[2, row_slot[r]], coef[3, row_slot[r]]
         for b in range(row_start[r] // BLOCK, row_stop[r] // BLOCK):
-            at = slice(b * HALF, (b + 1) * HALF)
-            factor, block = coef[row_slot[r]] * scales[b], codes[at]
-            next_factor, next_block = next_coef[row_slot[r]] * next_scales[b], next_codes[at]
-            low, high = acc[b * BLOCK : b * BLOCK + HALF], acc[b * BLOCK + HALF : (b + 1) * BLOCK]
+            f0, f1, f2, f3 = c0 * scales0[b], c1 * scales1[b], c2 * scales2[b], c3 * scales3[b]
             for j in range(HALF):
-                sum_of_low = (NOTHING if begins else low[j]) + factor * _low(block[j])
-                low[j] = sum_of_low + next_factor * _low(next_block[j])
+                low = (NOTHING if begins else halves[b, 0, j]) + f0 * _low(pairs0[b, j])
+                low = (low + f1 * _low(pairs1[b, j])) + f2 * _low(pairs2[b, j])
+                halves[b, 0, j] = low + f3 * _low(pairs3[b, j])
             for j in range(HALF):
-                sum_of_high = (NOTHING if begins else high[j]) + factor * _high(block[j])
-                high[j] = sum_of_high + next_factor * _high(next_block[j])
+                high = (NOTHING if begins else halves[b, 1, j]) + f0 * _high(pairs0[b, j])
+                high = (high + f1 * _high(pairs1[b, j])) + f2 * _high(pairs2[b, j])
+                halves[b, 1, j] = high + f3 * _high(pairs3[b, j])
 
 
 @kernel
 def _int4_of(payload: Array, size: int, start: int, stop: int) -> tuple[Array, Array]:
-    """Scales and codes of elements [start, stop)."""
+    """Scales of elements [start, stop), and their codes by block, two in a byte."""
     first = 4 * (size // BLOCK)
-    return payload[4 * (start // BLOCK) : 4 * (stop // BLOCK)].view(np.float32), payload[
-        first + start // 2 : first + stop // 2
-    ]
+    scales = payload[4 * (start // BLOCK) : 4 * (stop // BLOCK)].view(np.float32)
+    return scales, _blocks(payload[first + start // 2 : first + stop // 2], HALF)
 
 
 @kernel
 def _low(byte: np.uint8) -> np.float32:
-    return np.float32(np.int32(byte & np.uint8(15)) - np.int32(8))
+    return np.float32(np.int32(np.int32(byte & np.uint8(15)) - np.int32(8)))
 
 
 @kernel
 def _high(byte: np.uint8) -> np.float32:
-    return np.float32(np.int32(byte >> np.uint8(4)) - np.int32(8))
+    return np.float32(np.int32(np.int32(byte >> np.uint8(4)) - np.int32(8)))
 
 
 @kernel
@@ -491,11 +501,12 @@ def inspect(
     if codec == INT4:
         return _inspect_int4(payload, size, row_start, row_stop, squares, row_lo, row_hi)
     lanes, scratch = np.empty(LANES, np.float64), np.empty(ROW, np.float32)
-    top = np.uint32(0)
+    halves, top = _halves(scratch), np.uint32(0)
     for r in range(row_lo, row_hi):
         row = scratch[: row_stop[r] - row_start[r]]
         decode(codec, payload, size, row_start[r], row)
-        squares[r], top = _sum_of_squares(row, lanes), max(top, _top_bits(row.view(np.uint32)))
+        squares[r] = _sum_of_squares(halves, 0, row.size // BLOCK, lanes)
+        top = max(top, _top_bits(row.view(np.uint32)))
     return top
 
 
@@ -508,20 +519,19 @@ def _inspect_int4(
     Eight learners' int4 are most of what a syncer looks at. Two bytes at a time, for bytes would have to be widened
     first. It leaves out how scale · code is rounded, about 1e-8 of the sum.
     """
-    scales, codes = _int4_of(payload, size, 0, size)
-    words, top = codes.view(np.uint16), np.uint32(0)
+    scales, pairs = _int4_of(payload, size, 0, size)
+    words, top = pairs.view(np.uint16), np.uint32(0)
     for r in range(row_lo, row_hi):
         total = 0.0
         for b in range(row_start[r] // BLOCK, row_stop[r] // BLOCK):
-            block, scale = words[b * QUARTER : (b + 1) * QUARTER], scales[b]
-            square = np.int16(0)  # at most 128 · 8²; wider integers take twice as long
+            scale, square = scales[b], np.int16(0)  # at most 128 · 8²; wider integers take twice as long
             for j in range(QUARTER):
-                one, two = _less_8(block[j]), _less_8(block[j] >> np.uint16(4))
-                three, four = _less_8(block[j] >> np.uint16(8)), _less_8(block[j] >> np.uint16(12))
+                one, two = _less_8(words[b, j]), _less_8(words[b, j] >> np.uint16(4))
+                three, four = _less_8(words[b, j] >> np.uint16(8)), _less_8(words[b, j] >> np.uint16(12))
                 square = np.int16(square + np.int16(_squared(one, two) + _squared(three, four)))
             total += np.float64(scale) * np.float64(scale) * np.float64(square)
             if _magnitude(scale * np.float32(8)) > top:  # seldom, once a large block was seen
-                top = max(top, _magnitude(scale * _largest_code(block)))
+                top = max(top, _magnitude(scale * _largest_code(words, b)))
         squares[r] = total
     return top
 
@@ -538,12 +548,12 @@ def _squared(one: np.int16, two: np.int16) -> np.int16:
 
 
 @kernel
-def _largest_code(block: Array) -> np.float32:
+def _largest_code(words: Array, b: int) -> np.float32:
     """The largest |code − 8| of a block."""
     largest = np.int16(0)
     for j in range(QUARTER):
-        one, two = abs(_less_8(block[j])), abs(_less_8(block[j] >> np.uint16(4)))
-        three, four = abs(_less_8(block[j] >> np.uint16(8))), abs(_less_8(block[j] >> np.uint16(12)))
+        one, two = abs(_less_8(words[b, j])), abs(_less_8(words[b, j] >> np.uint16(4)))
+        three, four = abs(_less_8(words[b, j] >> np.uint16(8))), abs(_less_8(words[b, j] >> np.uint16(12)))
         largest = max(largest, np.int16(max(max(one, two), max(three, four))))
     return np.float32(largest)
 
@@ -557,9 +567,9 @@ def _magnitude(value: np.float32) -> np.uint32:
 @kernel
 def squares_of_rows(x: Array, row_start: Array, row_stop: Array, squares: Array, row_lo: int, row_hi: int) -> None:
     """squares[row] ← Σ x²."""
-    lanes = np.empty(LANES, np.float64)
+    lanes, halves = np.empty(LANES, np.float64), _halves(x)
     for r in range(row_lo, row_hi):
-        squares[r] = _sum_of_squares(x[row_start[r] : row_stop[r]], lanes)
+        squares[r] = _sum_of_squares(halves, row_start[r] // BLOCK, row_stop[r] // BLOCK, lanes)
 
 
 @kernel
@@ -586,18 +596,25 @@ def encode_scaled(
 
 
 @kernel
-def _sum_of_squares(row: Array, lanes: Array) -> float:
-    """Σ x² in float64: lane k takes elements k, k + LANES, …; then the lanes are added in order."""
+def _sum_of_squares(halves: Array, first: int, stop: int, lanes: Array) -> float:
+    """Σ x² of blocks [first, stop) in float64: lane k has elements k and k + LANES of each; then lanes in order."""
     lanes[:] = 0.0
-    for lo in range(0, row.size, 2 * LANES):  # two at a time, for the lanes lie in memory
-        one, two = row[lo : lo + LANES], row[lo + LANES : lo + 2 * LANES]
+    for b in range(first, stop):  # both halves at a time, for the lanes lie in memory
         for k in range(LANES):
-            first, second = np.float64(one[k]), np.float64(two[k])
-            lanes[k] = (lanes[k] + first * first) + second * second
+            one, two = np.float64(halves[b, 0, k]), np.float64(halves[b, 1, k])
+            lanes[k] = (lanes[k] + one * one) + two * two
     total = 0.0
     for k in range(LANES):
         total += lanes[k]
     return total
+
+
+@kernel
+def _top_of_block(bits: Array, b: int) -> np.uint32:
+    top = np.uint32(0)
+    for j in range(BLOCK):
+        top = max(top, np.uint32(bits[b, j] & SIGN_OFF))
+    return top
 
 
 @kernel
@@ -633,30 +650,24 @@ def advance(
 
     Rows [row_lo, row_hi) of ROW elements. Their share in the digests of Θ', b' and e' is added to `sums`.
     """
-    scratch, row_sums, top = np.empty((3, ROW), np.float32), np.empty(3, np.uint64), np.uint32(0)
+    old, new = (theta, velocity, error), (theta_new, velocity_new, error_new)
+    if codec == INT4:
+        return _advance_int4(rates, delta_codec, delta, old, payload, new, factors, sums, row_lo, row_hi)
+    scratch, top = np.empty((3, ROW), np.float32), np.uint32(0)
     words = (theta_new.view(np.uint32), velocity_new.view(np.uint32), error_new.view(np.uint32))
     for r in range(row_lo, row_hi):
         at = slice(r * ROW, min((r + 1) * ROW, theta.size))
         count = at.stop - at.start
         step, x, published = scratch[0, :count], scratch[1, :count], scratch[2, :count]
-        old, new = (theta[at], velocity[at], error[at]), (theta_new[at], velocity_new[at], error_new[at])
-        its_words = (words[0][at], words[1][at], words[2][at])
         decode(delta_codec, delta, theta.size, at.start, step)
-        if codec == INT4:
-            scales, codes = _int4_of(payload, theta.size, at.start, at.stop)
-            largest = _advance_int4(rates, old, step, scales, codes, new, its_words, factors, row_sums)
-        else:
-            _outer_step(rates, old, step, x, new[1])
-            _subtract(x, old[0], published)
-            encode(codec, published, payload, theta.size, at.start)
-            decode(codec, payload, theta.size, at.start, published)
-            _settle(x, old[0], published, new[0], new[2])
-            largest = _top_bits(its_words[2])
-            for k in range(3):
-                row_sums[k] = _row_sum(its_words[k], factors[:count])
-        top = max(top, largest)
+        _outer_step(rates, (theta[at], velocity[at], error[at]), step, x, velocity_new[at])
+        _subtract(x, theta[at], published)
+        encode(codec, published, payload, theta.size, at.start)
+        decode(codec, payload, theta.size, at.start, published)
+        _settle(x, theta[at], published, theta_new[at], error_new[at])
+        top = max(top, _top_bits(words[2][at]))
         for k in range(3):
-            sums[k] += _mixed_row(row_sums[k], r)
+            sums[k] += _mixed_row(_row_sum(words[k][at], factors[:count]), r)
     return top
 
 
@@ -711,59 +722,61 @@ def _settle(x: Array, theta: Array, published: Array, theta_new: Array, error_ne
 @kernel
 def _advance_int4(
     rates: Array,
-    old: tuple[Array, ...],
+    delta_codec: int,
     delta: Array,
-    scales: Array,
-    codes: Array,
+    old: tuple[Array, ...],
+    payload: Array,
     new: tuple[Array, ...],
-    words: tuple[Array, ...],
     factors: Array,
-    row_sums: Array,
+    sums: Array,
+    row_lo: int,
+    row_hi: int,
 ) -> np.uint32:
-    """All that `advance` does to a row, published in int4; a block at a time it takes two thirds of the time.
+    """All of `advance`, published in int4: a block at a time, which stays in the first-level cache.
 
-    `old`, `new`, the new ones' `words` and their `row_sums` are of Θ, b and e.
+    `old` and `new` are Θ, b and e.
     """
     lr, decay, share, push, keep = rates[0], rates[1], rates[2], rates[3], rates[4]
-    theta, velocity, error = old
-    theta_new, velocity_new, error_new = new
-    x, steps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    bits, low, high = steps.view(np.uint32), steps[:HALF], steps[HALF:]
-    theta_sum, velocity_sum, error_sum, largest = np.uint64(0), np.uint64(0), np.uint64(0), np.uint32(0)
-    for n in range(scales.size):
-        at = slice(n * BLOCK, (n + 1) * BLOCK)
-        base, rest, speed, step = theta[at], error[at], velocity[at], delta[at]
-        base_new, rest_new, speed_new = theta_new[at], error_new[at], velocity_new[at]
-        for j in range(BLOCK):
-            b = decay * speed[j] + share * step[j]
-            speed_new[j] = keep * b + np.float32(0)
-            x[j] = (base[j] + rest[j]) + lr * (step[j] + push * b)
-            steps[j] = x[j] - base[j]
+    size, (scales, pairs), factor = old[0].size, _int4_of(payload, old[0].size, 0, old[0].size), _blocks(factors, BLOCK)
+    theta, velocity, error = _blocks(old[0], BLOCK), _blocks(old[1], BLOCK), _blocks(old[2], BLOCK)
+    theta_new, velocity_new, error_new = _blocks(new[0], BLOCK), _blocks(new[1], BLOCK), _blocks(new[2], BLOCK)
+    theta_bits, velocity_bits = theta_new.view(np.uint32), velocity_new.view(np.uint32)
+    error_bits, x = error_new.view(np.uint32), np.empty(BLOCK, np.float32)
+    row, steps = np.empty(ROW, np.float32), np.empty((1, BLOCK), np.float32)
+    moved, step_bits, halves, top = _blocks(row, BLOCK), steps.view(np.uint32), _halves(steps), np.uint32(0)
+    for r in range(row_lo, row_hi):
+        first, stop = r * (ROW // BLOCK), min((r + 1) * (ROW // BLOCK), scales.size)
+        decode(delta_codec, delta, size, r * ROW, row[: (stop - first) * BLOCK])
+        theta_sum, velocity_sum, error_sum = np.uint64(0), np.uint64(0), np.uint64(0)
+        for n in range(first, stop):
+            m = n - first
+            for j in range(BLOCK):
+                b = decay * velocity[n, j] + share * moved[m, j]
+                velocity_new[n, j] = keep * b + np.float32(0)
+                x[j] = (theta[n, j] + error[n, j]) + lr * (moved[m, j] + push * b)
+                steps[0, j] = x[j] - theta[n, j]
 
-        top = np.uint32(0)
-        for j in range(BLOCK):
-            top = max(top, np.uint32(bits[j] & SIGN_OFF))
-        scale, inverse = _block_scale(top, np.float32(7))
-        scales[n], block = scale, codes[n * HALF : (n + 1) * HALF]
-        if inverse == 0:
-            steps[:] = 0.0  # a NaN would have no code
-        for j in range(BLOCK):
-            steps[j] = _rounded(steps[j], inverse)
-        for j in range(HALF):
-            block[j] = _int4_pair(low[j], high[j])
-        for j in range(BLOCK):
-            base_new[j] = base[j] + scale * steps[j]
-            rest_new[j] = x[j] - base_new[j]
+            scale, inverse = _block_scale(_top_of_block(step_bits, 0), np.float32(7))
+            scales[n] = scale
+            if inverse == 0:
+                steps[:] = 0.0  # a NaN would have no code
+            for j in range(BLOCK):
+                steps[0, j] = _rounded(steps[0, j], inverse)
+            for j in range(HALF):
+                pairs[n, j] = _int4_pair(halves[0, 0, j], halves[0, 1, j])
+            for j in range(BLOCK):
+                theta_new[n, j] = theta[n, j] + scale * steps[0, j]
+                error_new[n, j] = x[j] - theta_new[n, j]
 
-        theta_words, velocity_words, error_words, factor = words[0][at], words[1][at], words[2][at], factors[at]
-        for j in range(BLOCK):
-            theta_sum += np.uint64(theta_words[j]) * np.uint64(factor[j])
-            velocity_sum += np.uint64(velocity_words[j]) * np.uint64(factor[j])
-            error_sum += np.uint64(error_words[j]) * np.uint64(factor[j])
-        for j in range(BLOCK):
-            largest = max(largest, np.uint32(error_words[j] & SIGN_OFF))
-    row_sums[0], row_sums[1], row_sums[2] = theta_sum, velocity_sum, error_sum
-    return largest
+            for j in range(BLOCK):
+                theta_sum += np.uint64(theta_bits[n, j]) * np.uint64(factor[m, j])
+                velocity_sum += np.uint64(velocity_bits[n, j]) * np.uint64(factor[m, j])
+                error_sum += np.uint64(error_bits[n, j]) * np.uint64(factor[m, j])
+            top = max(top, _top_of_block(error_bits, n))
+        sums[0] += _mixed_row(theta_sum, r)
+        sums[1] += _mixed_row(velocity_sum, r)
+        sums[2] += _mixed_row(error_sum, r)
+    return top
 
 
 # Digests (`algo/digests.py` says what one is).
