@@ -1,12 +1,13 @@
 """A run's buffers: of learners that trained lately, the mean by tokens of floats, and the newest of everything else."""
 
 import json
+import re
 import tracemalloc
 
 import msgspec
 import numpy as np
 import pytest
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from node.pair import Pair, config_of
 from skerry.algo.contents import Contents, Fixed
@@ -15,7 +16,7 @@ from skerry.config import Config
 from skerry.core.facts import Buffered, Discarded, LifeStarted, Paused, Row, Seen
 from skerry.core.messages import Buffers
 from skerry.core.state import state_of
-from skerry.node.buffers import flaw_of
+from skerry.node.buffers import looked_at
 from skerry.run.buffers import of_learners
 from skerry.run.genesis import begin
 from skerry.store import Store
@@ -84,11 +85,52 @@ def test_floats_are_averaged_by_tokens_and_counts_taken_from_the_newest(tmp_path
     ],
 )
 def test_what_is_no_buffer_of_the_run_is_refused(arrays, says):
-    assert flaw_of(save({name: np.asarray(array) for name, array in arrays.items()}), CONTENTS) == says
+    gift = looked_at(save({name: np.asarray(array) for name, array in arrays.items()}), CONTENTS)
+    assert gift.flaw == says and bool(gift.data) == (not says)
 
 
-def test_bytes_that_are_no_safetensors_are_refused():
-    assert flaw_of(b"junk", CONTENTS).startswith("they cannot be read")
+@pytest.mark.parametrize("data", [b"", b"junk", b"\xff" * 99, (1 << 40).to_bytes(8, "little") + b"{}"])
+def test_bytes_that_are_no_safetensors_are_refused(data):
+    assert looked_at(data, CONTENTS).flaw.startswith("they cannot be read")
+
+
+def test_a_gift_of_more_names_than_the_run_has_buffers_is_not_looked_at():
+    """To look at a hundred thousand names takes seconds, and whatever else a syncer does waits for them."""
+    odd = {f"t{number:06}": np.empty(0, np.uint8) for number in range(2000)}
+    says = r"their head has [0-9]+ bytes, and 66[0-9]{3} are enough for all buffers of the run's model"
+    assert re.fullmatch(says, looked_at(save(odd | {"mean": np.float32([1, 2])}), CONTENTS).flaw)
+    few = dict(list(odd.items())[:500])
+    assert looked_at(save(few | {"mean": np.float32([1, 2])}), CONTENTS).strange.endswith("and 499 more are none")
+
+
+@pytest.mark.parametrize(
+    ("there", "dtype", "value", "flaw"),
+    [
+        ("F32", np.float64, 1e300, "larger (1e+300) than F32 can hold, its dtype in the run's model"),
+        ("F16", np.float32, -65505, "larger (6.55e+04) than F16 can hold, its dtype in the run's model"),
+        ("BF16", np.float64, 3.4e38, "larger (3.4e+38) than BF16 can hold, its dtype in the run's model"),
+        ("F32", np.float64, 3.4e38, ""),
+        ("F16", np.float32, -65504, ""),
+        ("F64", np.float64, 1e300, ""),
+    ],
+)
+def test_what_the_runs_dtype_cannot_hold_is_refused(tmp_path, there, dtype, value, flaw):
+    contents = Contents(fixed=(Fixed("mean", there, (2,), "buffer"),))
+    data = save({"mean": np.asarray([1, value], dtype)})
+    gift = looked_at(data, contents)
+    assert gift.flaw == (f"mean holds values that are {flaw}" if flaw else "")
+    with Store.open(tmp_path) as store:  # as runs have them whose syncer did not look for it
+        begun(store, contents)
+        given(store, "a", 100, 1000.0, mean=np.asarray([1, value], dtype))
+    found = of_learners(tmp_path, state_at(tmp_path))
+    assert ("mean" in found) == (not flaw)
+
+
+def test_of_a_gift_the_buffers_of_the_run_alone_are_kept():
+    arrays = {"mean": np.float16([1, 2]), "count": np.asarray(7), "junk": np.zeros(1 << 16, np.uint8)}
+    kept = looked_at(save(arrays), CONTENTS).data
+    assert {name: array.tolist() for name, array in load(kept).items()} == {"mean": [1.0, 2.0], "count": 7}
+    assert kept == looked_at(kept, CONTENTS).data, "the same bytes have the same name"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +155,9 @@ def test_numbers_that_are_not_finite_are_refused_in_whatever_dtype(dtype, finite
     head = json.dumps({"odd": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * size]}}).encode()
     head = len(head).to_bytes(8, "little") + head + bytes(size)
     contents = Contents(fixed=(Fixed("odd", dtype, (2,), "buffer"),))
-    assert flaw_of(head + bytes.fromhex(finite), contents) == ""
+    assert looked_at(head + bytes.fromhex(finite), contents).flaw == ""
     for other in others:
-        assert flaw_of(head + bytes.fromhex(other), contents) == "odd holds values that are not finite"
+        assert looked_at(head + bytes.fromhex(other), contents).flaw == "odd holds values that are not finite"
 
 
 def test_of_a_learners_buffers_those_of_the_run_are_kept_and_the_others_are_named(tmp_path, caplog):
@@ -138,6 +180,39 @@ def test_of_a_learners_buffers_those_of_the_run_are_kept_and_the_others_are_name
         store.commit([msgspec.msgpack.encode(fact) for fact in facts], [given.file])
     found = of_learners(tmp_path / "other", state_at(tmp_path / "other"))
     assert {name: np.frombuffer(data, np.float32).tolist() for name, data in found.items()} == {"mean": [1, 2]}
+
+
+def test_what_is_wrong_with_a_learners_buffers_is_said_once(tmp_path, caplog):
+    with Pair(tmp_path / "run", config_of()) as pair:
+        pair.join("a")
+        pair.run(8)
+        pair.syncer.contents = CONTENTS
+        for step in range(4, 44):
+            pair.syncer.buffers(Buffers("a", 1, step, 8 * step, b"junk"))
+            pair.run(1)
+        assert "a" not in pair.syncer.machine.state.buffers
+    (line,) = caplog.messages
+    assert line.startswith("refused the buffers of a: they cannot be read")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_before_a_merge_what_newer_buffers_replace_is_removed_unless_it_lay_there(tmp_path, is_restarted):
+    """Of an older tape that was put back nothing is removed before it is known to be the run's."""
+    with Pair(tmp_path / "run", config_of(learners=2, sync={"quorum": 2})) as pair:
+        pair.join("a")
+        for step in range(1, 21):
+            pair.run(8)
+            if step == 10 and is_restarted:
+                pair.restart()
+                pair.run(20)
+            pair.syncer.contents, pair.syncer.commits_per_collect = CONTENTS, 1
+            pair.syncer.buffers(Buffers("a", 1, step, 8 * step, save({"mean": np.float32([step, 0])})))
+            pair.run(1)
+            pair.syncer.tidy()
+        state = pair.syncer.machine.state
+        assert not state.merges and state.buffers["a"].step == 20
+        there = pair.store.files
+    assert len(there - state.files) == is_restarted
 
 
 def test_an_export_takes_no_more_memory_the_more_names_have_given_buffers(tmp_path):

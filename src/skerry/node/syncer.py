@@ -57,7 +57,7 @@ from skerry.core.vocabulary import Ending, Flaw
 from skerry.errors import one_line
 from skerry.node import versions
 from skerry.node.algebra import FLOAT32, Algebra, Merged, Payload, Values
-from skerry.node.buffers import flaw_of, strange_in
+from skerry.node.buffers import looked_at
 from skerry.node.log import Log
 from skerry.node.observers import UNWATCHED, SyncerObserver
 from skerry.node.transitions import Transitions
@@ -191,6 +191,7 @@ class SyncerNode:
         self._commits = 0  # since the last tidying
         self._transitions = Transitions(state.is_finishing)
         self._has_merged = False
+        self._found = store.files  # when it began
         self.commits_per_collect = COMMITS_PER_COLLECT
         # One merge in `checkpoint_every` makes a checkpoint due: put off for half as many, they keep up.
         self._behind = Behind(config.store.checkpoint_every // 2)
@@ -325,7 +326,7 @@ class SyncerNode:
             self._merging.remove(version.decision.fragment)
         self._perform(_records_first(actions), None)
         if ended and not self._has_merged:
-            self._has_merged = True
+            self._has_merged, self._found = True, set()
             self._collect()
         for event in events:
             self.observer.event_done(event)
@@ -403,12 +404,14 @@ class SyncerNode:
     def _collect(self) -> None:
         """Remove what the tape does not need: at this process's first merge, now and then, and behind its last word.
 
-        Not before it has merged. An older copy of the tape may have been put back, and what that does not name is what
-        the newer one needs; learners that know of it are not merged with.
+        Before it has merged, only of what it wrote itself. An older copy of the tape may have been put back, and what
+        that does not name is what the newer one needs; learners that know of it are not merged with.
         """
+        state = self.machine.state
         if self._has_merged:
-            state = self.machine.state
             self.log.do(partial(self.store.collect, state.files, state.journal))
+        else:
+            self.log.do(partial(self.store.collect, state.files | self._found, None))
 
     # ------------------------------------------------------------------------------------------ work for the pool
 
@@ -456,12 +459,11 @@ class SyncerNode:
 
     def _store_buffers(self, given: Buffers) -> BuffersStored:
         """Without a file where they are not kept."""
-        flaw = flaw_of(given.data, self.contents)
-        if flaw:
-            log.warning("refused the buffers of %s: %s", given.learner, one_line(flaw))
-        elif strange := strange_in(given.data, self.contents):
-            log.warning("left out of the buffers of %s: %s", given.learner, one_line(strange))
-        file = "" if flaw else self.store.put([given.data])
+        gift, who = looked_at(given.data, self.contents), given.learner
+        why = gift.flaw or gift.strange
+        if why and self._flaws.is_news(who, why, self.clock(), "buffers"):
+            log.warning("%s the buffers of %s: %s", "refused" if gift.flaw else "left out of", who, one_line(why))
+        file = self.store.put([gift.data]) if gift.data else ""
         return BuffersStored(given.learner, given.life, given.step, given.tokens, file)
 
     def _checkpoint(self, p: int, version: int, values: Values) -> Checkpointed:

@@ -17,8 +17,8 @@ import xxhash
 from skerry.algo.contents import Contents, decode_contents
 from skerry.core.facts import Buffered
 from skerry.core.state import RunState
-from skerry.node.buffers import FLOATS, Given, of_the_run
-from skerry.run.tensors import narrowed, widened
+from skerry.node.buffers import FLOATS, Given, as_float64, of_the_run
+from skerry.run.tensors import narrowed
 from skerry.store.files import opened
 from skerry.store.store import FILES
 
@@ -38,7 +38,7 @@ def of_learners(root: Path, state: RunState) -> dict[str, bytes]:
     for weight, given in _weighed(state):
         for name, each in _read(root, given, contents).items():
             if each.dtype in FLOATS:
-                values = _float64(each.data, each.dtype)
+                values = as_float64(each)
                 tokens[name] = tokens.get(name, 0) + weight
                 means[name] = _between(means.get(name, values), values, weight / tokens[name])
             else:
@@ -71,10 +71,6 @@ def _between(mean: F64, values: F64, share: float) -> F64:
     """So far from the one to the other, and never outside of them, whatever rounding does."""
     moved = (1.0 - share) * mean + share * values
     return np.clip(moved, np.minimum(mean, values), np.maximum(mean, values))
-
-
-def _float64(data: bytes, dtype: str) -> F64:
-    return np.frombuffer(data, np.float64) if dtype == "F64" else widened(data, dtype).astype(np.float64)
 
 
 def _bytes(values: F64, dtype: str) -> bytes:

@@ -203,12 +203,21 @@ class Store:
         with self._writing("rotate"):
             self.tape.rotate(fold, self._clock())
 
-    def collect(self, keep: Collection[str], keep_journal: Collection[int] = ()) -> int:
-        """Remove files not in `keep`, and files of the journal; not what awaits a commit."""
+    def collect(self, keep: Collection[str], keep_journal: Collection[int] | None = ()) -> int:
+        """Remove files not in `keep`, and files of the journal, or none of it; not what awaits a commit."""
         with self._writing("collect"):
-            ours = [name for name in self._files.names(FILES) if _DIGEST.fullmatch(name)]
-            removed = sum(self._remove(digest) for digest in ours if digest not in keep)
-            return removed + self.journal.collect(keep_journal)
+            removed = sum(self._remove(digest) for digest in self._there() if digest not in keep)
+            return removed + (self.journal.collect(keep_journal) if keep_journal is not None else 0)
+
+    @property
+    def files(self) -> set[str]:
+        """Every one that lies there, whether a commit names it or not."""
+        self._check_open()
+        with self._reading("list", f"{self.root}/{FILES}"):
+            return set(self._there())
+
+    def _there(self) -> list[str]:
+        return [name for name in self._files.names(FILES) if _DIGEST.fullmatch(name)]
 
     def _remove(self, digest: str) -> bool:
         """Whether it was; under the lock, for a put of the same contents relies on what is written already."""
