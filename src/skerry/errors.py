@@ -160,6 +160,12 @@ class NoAnswer(RemoteError):
     """A syncer did not say what it was asked for: its address, and why."""
 
 
+class Unanswered(NoAnswer):
+    """Of an order nobody knows whether it was carried out; whoever gives it again does."""
+
+    code = 75  # EX_TEMPFAIL of sysexits.h
+
+
 def one_line(text: str) -> str:
     """Text that a peer had a hand in, fit for a log: one line, printable, of bounded length."""
     return printable(text[:LINE_CHARS_MAX])[:LINE_CHARS_MAX]

@@ -145,8 +145,24 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
         Checkpoint(path, optimizers, [Odd()], 60)
     with pytest.raises(ConfigError, match=r"there is no folder .*nowhere: make it first"):
         Checkpoint(tmp_path / "nowhere" / "a.ckpt", optimizers, [], 60)
-    with pytest.raises(ConfigError, match=r"checkpoint_every_s = 0: give seconds"):
-        Checkpoint(path, optimizers, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"checkpoint": ""}, r"checkpoint is given and empty: name a file, or leave it out to keep none"),
+        ({"checkpoint": "a", "checkpoint_every_s": 0}, r"checkpoint_every_s = 0: give seconds, more than 0"),
+        ({"checkpoint": "a", "checkpoint_every_s": "60"}, r"checkpoint_every_s = '60': give seconds, more than 0"),
+        ({"checkpoint": "a", "checkpoint_with": Odd()}, r"checkpoint_with is a Odd: give a list of what is to be kept"),
+        ({"checkpoint": "a", "checkpoint_with": [1]}, r"checkpoint_with\[0\] is a int: give what has state_dict and"),
+        ({"checkpoint_with": [Odd()]}, r"checkpoint_with is given and checkpoint is not: name the file that all of it"),
+        ({"checkpoint_every_s": 5}, r"checkpoint_every_s is given and checkpoint is not: name the file that all of"),
+    ],
+)
+def test_what_is_wrong_in_what_is_said_of_a_checkpoint_is_said_at_once(options, says):
+    """Whether there is a syncer or not: who tries a loop alone first hears of it then."""
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        skerry.Learner(torch.nn.Linear(2, 2), **options)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 from adapters.test_torch import cell_of, taken
 from skerry.adapters.torch import TorchParameters, layout_of_model
 from skerry.algo.fragments import split
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 
 LOW = [torch.bfloat16, torch.float16]
 
@@ -127,3 +127,37 @@ def test_an_optimizer_of_masters_is_the_models_and_a_master_that_cannot_be_is_re
     for wrong in (model.weight.detach().double(), torch.zeros(4), torch.zeros(2, 2, device="meta")):
         with pytest.raises(ModelError, match=r"^the master of parameter weight is .* it has to be torch\.float32"):
             TorchParameters(model, None, {model.weight: wrong})
+
+
+@pytest.mark.parametrize(
+    ("masters", "says"),
+    [
+        (3, "masters is a int: give a table from each parameter to its float32 copy, or a function of the parameter"),
+        (
+            {"weight": torch.zeros(2, 2)},
+            "masters speaks of 'weight', which is no parameter of the model: give a table ",
+        ),
+        ({nn.Parameter(torch.zeros(1)): torch.zeros(1)}, "masters speaks of a Parameter, which is no parameter of the"),
+    ],
+)
+def test_what_is_no_table_of_the_models_parameters_is_refused(masters, says):
+    with pytest.raises(ConfigError) as refused:
+        TorchParameters(nn.Linear(2, 2, dtype=torch.bfloat16), None, masters)
+    assert str(refused.value).startswith(says)
+
+
+@pytest.mark.parametrize(("word", "lines"), [("master", 0), ("mster", 1)])
+def test_masters_that_are_not_found_once_the_optimizer_has_stepped_are_a_warning(caplog, word, lines):
+    """An optimizer with copies that the run does not know of would undo whatever that changes, without a word."""
+    model = nn.Linear(2, 2, dtype=torch.bfloat16)
+    optimizer = WithMasters(model.parameters())
+    parameters = TorchParameters(model, optimizer, lambda parameter: optimizer.state[parameter].get(word))
+    parameters.stepped()  # as of a step that a GradScaler left out
+    assert not caplog.messages
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(3):
+        optimizer.step()
+        parameters.stepped()
+    assert len(caplog.messages) == lines
+    assert all("masters says none of parameter weight and 1 more, and its optimizer" in m for m in caplog.messages)

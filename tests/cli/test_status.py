@@ -14,7 +14,7 @@ from e2e.processes import Puppet, Syncer, secret, until, write_genesis
 from node.pair import Pair, config_of
 from shell.test_syncer import Serving, train
 from skerry.cli import live
-from skerry.cli.status import progress_of, serving_of
+from skerry.cli.status import progress_of, serving_of, tokens_of
 from skerry.core.events import Interrupted
 from skerry.core.facts import EpochStarted, Evaluated, LifeStarted
 from skerry.core.messages import SetKeys
@@ -242,6 +242,16 @@ def test_a_wrong_token_is_refused_in_one_line(tmp_path, refused, monkeypatch):
 def plain(shown):
     """Without what only makes columns."""
     return "".join(" ".join(line.split()) + "\n" for line in shown.splitlines())
+
+
+def test_merged_work_that_the_budget_is_not_for_is_told():
+    """Else progress and what is merged would not fit, and the books would look wrong."""
+    tokens = {"produced": 950.0, "merged": 900.0, "pending": 50.0, "discarded": {}}
+    record = {"budget": {"tokens": 5000}, "progress": 0.1, "tokens": tokens}
+    told = "; 450 of them are not of the budget: done alone for more than learner.alone_steps_max steps"
+    assert tokens_of(record).endswith(told)
+    for other in ({"progress": 0.19}, {"progress": 1.0}, {"budget": {"minutes": 5}}, {"budget": {}}):
+        assert tokens_of(record | other).endswith("discarded: none")
 
 
 def test_no_time_left_is_promised_while_too_few_are_there_for_a_merge():

@@ -249,8 +249,9 @@ def test_an_order_whose_syncer_ends_under_it_names_the_run_and_says_what_is_know
         syncer.process.wait()
         with pytest.raises(
             NoAnswer, match=f"^{syncer.run_dir}: its syncer ended before it answered, and the order may"
-        ):
+        ) as unanswered:
             _give_to_syncer(syncer.run_dir, status, SetKeys({"sync.quorum": 2}))
+        assert unanswered.value.code == 75, "it is not refused: a script may give it again"
     assert told("stop", syncer.run_dir, "--finish")["changed"]
     assert skerry("syncer", "--run", syncer.run_dir, "--port", "0").returncode == 0
     with pytest.raises(NoAnswer, match=f"^{syncer.run_dir}: the run was closed before its syncer answered"):

@@ -451,4 +451,4 @@ def test_a_run_whose_keys_are_gone_says_that_it_makes_others(tmp_path, caplog):
     (tmp_path / "tape").mkdir()
     tmp_path.chmod(0o700)
     Keys(tmp_path).init()
-    assert "made an authority: no key from before is good any more" in caplog.text
+    assert "made an authority; if the run had another before, no key of that is good any more" in caplog.text

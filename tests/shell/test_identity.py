@@ -171,6 +171,10 @@ def test_another_machine_is_not_dialled_in_the_clear_unless_somebody_says_so(mon
     check_private([there], None, True)
     monkeypatch.setenv("SKERRY_INSECURE", "1")
     check_private([there], None, False)
+    for word in ("false", "no", "true"):
+        monkeypatch.setenv("SKERRY_INSECURE", word)
+        with pytest.raises(ConfigError, match=rf"^SKERRY_INSECURE = {word}: give 1 to dial another machine without"):
+            check_private([there], None, False)
 
 
 def test_a_file_with_the_address_is_dialled_with_a_key_or_on_purpose_whatever_it_says_now(tmp_path):

@@ -50,6 +50,24 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
+def check_options(path: object, others: object, every_s: object) -> None:
+    """What is said of a checkpoint, whether there is to be one or not."""
+    if path is not None and not str(path):
+        raise ConfigError("checkpoint is given and empty: name a file, or leave it out to keep none")
+    if isinstance(every_s, bool) or not isinstance(every_s, int | float) or not every_s > 0:
+        raise ConfigError(f"checkpoint_every_s = {every_s!r}: give seconds, more than 0")
+    if not isinstance(others, list | tuple):
+        raise ConfigError(f"checkpoint_with is a {type(others).__name__}: give a list of what is to be kept")
+    for at, each in enumerate(others):
+        if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
+            raise ConfigError(
+                f"checkpoint_with[{at}] is a {type(each).__name__}: give what has state_dict and load_state_dict"
+            )
+    if path is None and (others or every_s != EVERY_S):
+        word = "checkpoint_with" if others else "checkpoint_every_s"
+        raise ConfigError(f"{word} is given and checkpoint is not: name the file that all of it is kept in")
+
+
 class Generators:
     """The random generators of the process: Python's, numpy's and PyTorch's, those of the devices too."""
 
@@ -97,8 +115,6 @@ class Checkpoint:
         every_s: float,
         named: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        if not every_s > 0:
-            raise ConfigError(f"checkpoint_every_s = {every_s}: give seconds, more than 0")
         self.path = Path(path).resolve()  # a link stays one, and leads to the newest
         if not self.path.parent.is_dir():
             raise ConfigError(f"checkpoint {self.path}: there is no folder {self.path.parent}: make it first")

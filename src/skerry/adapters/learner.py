@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -125,10 +126,12 @@ class BaseLearner:
         self._address = address_given(syncer, required)
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"name is a {type(name).__name__}: give a string, or leave it out")
+        if name is not None and not name.strip():
+            raise ConfigError("name is given and empty: give one that stays the same over restarts, or leave it out")
         self._name, self._is_wanted, self._waits = name, is_wanted, wait
         self._secrets, self._insecure = (token_file, key_file), insecure
         self._join_timeout_s = join_timeout(join_timeout_s, JOIN_TIMEOUT_S) if self._address else 0.0
-        self._leave_timeout_s = leave_timeout_s
+        self._leave_timeout_s = _leave_timeout(leave_timeout_s)
         self._metrics = Metrics(on_metrics) if on_metrics is not None else None
         self._notice = Notice() if _is_leaving(on_sigterm) else None
         self._place: Place | None = None
@@ -352,8 +355,8 @@ class BaseLearner:
 
 def address_given(syncer: str | None, required: bool) -> str:
     """What is given, else what the environment says; empty where neither says anything, and nobody must."""
-    for name in sorted(name for name in os.environ if name.startswith("SKERRY_") and name not in VARIABLES):
-        if near := difflib.get_close_matches(name, VARIABLES, 1, 0.8):
+    for name in sorted(os.environ.keys() - set(VARIABLES)):
+        if near := difflib.get_close_matches(name, VARIABLES, 1, 0.8 if name.startswith("SKERRY_") else 0.9):
             log.warning("%s is set in the environment, and nothing reads it: is %s meant?", name, near[0])
     address = syncer if syncer is not None else os.environ.get("SKERRY_SYNCER")
     if address is not None and not isinstance(address, str):
@@ -370,6 +373,13 @@ def _is_leaving(on_sigterm: str | None) -> bool:
     if on_sigterm not in ("leave", None):
         raise ConfigError(f'on_sigterm = {on_sigterm!r}: give "leave", or None to handle signals yourself')
     return on_sigterm == "leave"
+
+
+def _leave_timeout(given: float | None) -> float | None:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (is_number and 0 <= given < math.inf):
+        raise ConfigError(f"leave_timeout_s = {given!r}: give seconds, 0 or more, or leave it out to go by the run's")
+    return None if given is None else float(given)
 
 
 def _tokens(given: object) -> int:

@@ -8,7 +8,7 @@ last place; without the rest each of them would be rounded away, and would come 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -16,14 +16,31 @@ from torch import Tensor, nn
 
 from skerry.adapters.attached import Attached
 from skerry.adapters.shards import held
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 
 Masters = Mapping[nn.Parameter, Tensor] | Callable[[nn.Parameter], Tensor | None] | None
 """A float32 tensor of a parameter: by a table, or by who knows; None where a parameter has none, or not yet."""
 
 
 def asked(masters: Masters) -> Callable[[nn.Parameter], Tensor | None]:
+    if masters is not None and not callable(masters) and not isinstance(masters, Mapping):
+        raise ConfigError(
+            f"masters is a {type(masters).__name__}: give a table from each parameter to its float32 copy, or a "
+            "function of the parameter"
+        )
     return masters if callable(masters) else (masters or {}).get
+
+
+def check_masters(masters: Masters, parameters: Iterable[nn.Parameter]) -> None:
+    """A table speaks of parameters of the model, each by itself: what it says of anything else nobody would read."""
+    known = {id(parameter) for parameter in parameters}
+    for key in masters if isinstance(masters, Mapping) else ():
+        if id(key) not in known:
+            what = repr(key) if isinstance(key, str) else f"a {type(key).__name__}"
+            raise ConfigError(
+                f"masters speaks of {what}, which is no parameter of the model: give a table from each parameter "
+                "itself to its float32 copy"
+            )
 
 
 class Precision:
@@ -32,10 +49,10 @@ class Precision:
     def __init__(self, attached: Attached, masters: Masters = None) -> None:
         self._attached = attached
         self._ask = asked(masters)
-        self._low = [name for name in attached if attached[name].dtype != torch.float32]
+        self.low = [name for name in attached if attached[name].dtype != torch.float32]
         self._rests: dict[str, Tensor] = {}
-        self.has_low = bool(self._low)
-        for name in self._low:
+        self.has_low = bool(self.low)
+        for name in self.low:
             self.master(name)  # one that cannot be is refused at once
 
     def full(self, name: str) -> Tensor | None:
@@ -67,7 +84,7 @@ class Precision:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """While the optimizer forgets its state: a master that goes with it leaves its rest here."""
-        masters = {name: master for name in self._low if (master := self.master(name)) is not None}
+        masters = {name: master for name in self.low if (master := self.master(name)) is not None}
         yield
         for name, master in masters.items():
             if self.master(name) is None:

@@ -20,12 +20,12 @@ from torch import nn
 
 from skerry.adapters.attached import Attached, a_module, named, trainable
 from skerry.adapters.buffers import ChangedBuffers
-from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful
+from skerry.adapters.checkpoint import EVERY_S, Checkpoint, Stateful, check_options
 from skerry.adapters.device import placed
 from skerry.adapters.genesis import embedding_names, frozen_digests
 from skerry.adapters.island import Island, island_of, refuse_flat
 from skerry.adapters.learner import BaseLearner, Options
-from skerry.adapters.precision import Masters, Precision, asked
+from skerry.adapters.precision import Masters, Precision, asked, check_masters
 from skerry.adapters.ranks import call_roll
 from skerry.adapters.roles import rank_of
 from skerry.adapters.shards import Piece, fsdp_modules, reshard, shares_of
@@ -81,8 +81,10 @@ class Learner(BaseLearner):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(syncer, **options)
+        check_options(checkpoint, checkpoint_with, checkpoint_every_s)
         self._checkpoint: Checkpoint | None = None
         self._is_restored = False
+        self._parameters: TorchParameters | None = None
         if not self._has_syncer:
             return
         refuse_flat(a_module(model))
@@ -95,7 +97,7 @@ class Learner(BaseLearner):
             if checkpoint is not None:
                 kept = (optimizers_of(model, optimizer, masters), checkpoint_with, checkpoint_every_s, named(model))
                 self._restore(Checkpoint(checkpoint, *kept), island)
-            parameters = TorchParameters(model, optimizer, masters, island)
+            self._parameters = parameters = TorchParameters(model, optimizer, masters, island)
             if island is not None:  # else some would wait for shards that the others do not give
                 island.agree('frozen="any"', frozen == "any", parameters.device)
             parameters.frozen = frozen_of(model, frozen)
@@ -131,6 +133,8 @@ class Learner(BaseLearner):
 
     def step(self, tokens: int, loss: float = 0.0, grad_norm: float = 0.0) -> bool:
         going = super().step(tokens, loss, grad_norm)
+        if self._parameters is not None:
+            self._parameters.stepped()
         if self._checkpoint is not None:
             self._checkpoint.look()
         return going
@@ -183,7 +187,9 @@ class TorchParameters:
         self._attached = Attached(model)
         self._fsdp = fsdp_modules(model)
         self._shares = shares_of(trainable(model), island.speaker if island is not None else None)
+        check_masters(masters, model.parameters())
         self._precision = Precision(self._attached, masters)
+        self._expects_masters = masters is not None
         self.optimizers = optimizers_of(model, optimizer, masters)
         self._way_for = way_for if island is None else island.way
         self._ways: dict[torch.device, Way] = {}
@@ -199,6 +205,22 @@ class TorchParameters:
         """What cells need on the device is made now, while nobody trains, and not at a boundary."""
         every = (*cells.up, *cells.down)
         self._way(self.device, every[0]).meet(every)
+
+    def stepped(self) -> None:
+        """Where somebody said that there are masters, they have to be there once the optimizer has taken a step."""
+        if self._expects_masters and (stepped := [name for name in self._precision.low if self._has_state(name)]):
+            self._expects_masters = False
+            left = [name for name in stepped if self._precision.master(name) is None]
+            if left:
+                log.warning(
+                    "masters says none of parameter %s%s, and its optimizer has taken a step: if that keeps a float32 "
+                    "copy, it overwrites what the run changes; look at what masters gives for the parameter",
+                    left[0], f" and {len(left) - 1} more" if left[1:] else "",
+                )  # fmt: skip
+
+    def _has_state(self, name: str) -> bool:
+        parameter = self._attached.parameter(name)
+        return any(optimizer.state.get(parameter) for optimizer in self.optimizers)
 
     def prepare(self, fragments: Sequence[Fragment]) -> None:
         reshard(self._fsdp)

@@ -29,6 +29,7 @@ from skerry.shell.identity import check_private, secrets_of, tls_of
 from skerry.text import counted, lasting, size
 from skerry.wire.inquiry import ask_status
 
+UNSPENT_SHARE = 1e-3  # of the budget, from which on it is told: sums of all fragments are rounded
 SAID = {  # by the rows below, or of no use to a person who looks once
     "run", "at", "epoch", "phase", "progress", "elapsed_s", "budget", "over_budget", "merges", "contributors_mean",
     "rounds_open", "waiting", "sync_every", "sync_every_configured", "sync_every_reached", "behind",
@@ -140,7 +141,7 @@ def _rows(r: dict[str, Any], target: str) -> Iterator[tuple[str, str]]:
         closes = f"; {closing}" if r.get("finishing") else ""
         out = f"; kept out: {', '.join(r['dropped'])}" if r.get("dropped") else ""
         yield "orders", f"{r['orders']:,} so far{closes}{out}"
-    yield "tokens", _tokens(r["tokens"])
+    yield "tokens", tokens_of(r)
     if r.get("refused"):
         yield "refused", ", ".join(f"{n} {why}" for why, n in r["refused"].items())
     for learner, why in r.get("ahead", {}).items():
@@ -204,9 +205,19 @@ def _evaluated(found: dict[str, Any]) -> str:
     return f"{figures_told(found['figures'])} at {share}, {found['tokens']:,.0f} tokens merged, {ago} ago"
 
 
-def _tokens(tokens: dict[str, Any]) -> str:
+def _unspent(r: dict[str, Any]) -> str:
+    """Why progress and what was merged part: work done alone for long is in the model, and the budget is not for it."""
+    unit, n = next(iter(r.get("budget", {}).items()), ("", 0))
+    unspent = r["tokens"]["merged"] + r["tokens"]["pending"] - r["progress"] * n
+    if unit != "tokens" or r["progress"] >= 1 or unspent < UNSPENT_SHARE * n:
+        return ""
+    return f"; {unspent:,.0f} of them are not of the budget: done alone for more than learner.alone_steps_max steps"
+
+
+def tokens_of(r: dict[str, Any]) -> str:
+    tokens = r["tokens"]
     discarded = ", ".join(f"{n:,.0f} {why}" for why, n in tokens["discarded"].items()) or "none"
     return (
         f"{tokens['merged']:,.0f} merged of {tokens['produced']:,.0f} produced, {tokens['pending']:,.0f} pending; "
-        f"discarded: {discarded}"
+        f"discarded: {discarded}{_unspent(r)}"
     )

@@ -28,7 +28,7 @@ from skerry.run import last_words, provenance, repair, room
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile, create_run, is_from, open_genesis, read_genesis
 from skerry.run.holding import when_free
-from skerry.run.keys import KEYS, Keys
+from skerry.run.keys import BOOK, KEYS, Keys
 from skerry.shell.address import PORT, is_loopback
 from skerry.shell.identity import read_token
 from skerry.shell.repair import make_whole
@@ -115,7 +115,7 @@ def run(words: Sequence[str]) -> int:
         voice.say(f"serving {options.run} on {shell.server.address} ({stage})")
         if uses_keys:
             voice.say(f"learners need keys: skerry keys issue {shlex.quote(str(options.run))} NAME")
-        elif os.path.isdir(options.run / KEYS):
+        elif os.path.exists(options.run / KEYS / BOOK):
             voice.say(f"its keys are not asked for on {options.host}: --keys does, as learners elsewhere need them")
         elif options.insecure:
             voice.say(f"nothing is encrypted: whoever can listen to {options.host} reads all", "warning")

@@ -237,7 +237,10 @@ class Keys:
         folder.put(BOOK, _encoded([]))
         folder.put(AUTHORITY, certificates.encoded(key, certificate))
         if (self.run / "tape").is_dir():  # a run that had keys has lost them, unless it begins to have some
-            log.warning("%s: made an authority: no key from before is good any more", self.folder / AUTHORITY)
+            log.warning(
+                "%s: made an authority; if the run had another before, no key of that is good any more",
+                self.folder / AUTHORITY,
+            )
         return key, certificate, True
 
     def _found_authority(self, folder: _Folder) -> tuple[Private, x509.Certificate] | None:

@@ -83,18 +83,23 @@ def check_private(
 ) -> None:
     """Beyond this machine nothing is said in the clear, unless somebody says so in words: whoever answers at that
     address, or is on the way, would read and change what is sent. A file may name another machine at any time."""
-    if key_file or insecure or os.environ.get("SKERRY_INSECURE", "") not in ("", "0"):
+    word = os.environ.get("SKERRY_INSECURE", "")
+    if word not in ("", "0", "1"):
+        raise ConfigError(
+            f"SKERRY_INSECURE = {word}: give 1 to dial another machine without a key, or leave it out to dial none so"
+        )
+    if key_file or insecure or word == "1":
         return
     for host, port in addresses:
         if is_file(host) and not os.path.exists(host[1:]):
             raise ConfigError(f"{host}: there is no file {host[1:]!r}: name the one that the syncer's host:port is in")
         if not is_loopback(host or "localhost"):
-            word = spelled("insecure") if spelled is not str else "insecure=True"
+            how = spelled("insecure") if spelled is not str else "insecure=True"
             what = "names a file, which may lead to another machine" if is_file(host) else "is another machine"
             raise ConfigError(
                 f"{address_of(host, port)} {what}; without a key anybody on the way reads and changes what is sent: "
                 f"give {spelled('key_file')} (or SKERRY_KEY_FILE), made there with skerry keys issue; inside a VPN "
-                f"{word} (or SKERRY_INSECURE=1) does without"
+                f"{how} (or SKERRY_INSECURE=1) does without"
             )
 
 

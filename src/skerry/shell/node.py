@@ -67,11 +67,13 @@ class Absence:
             log.warning("syncer %s is back after %.0f s", self._address, now - self._since)
             self._since = None
         elif not is_there and (self._since is None or now - self._said_at >= AWAY_SAYS_S):
-            level = logging.WARNING if self._since is None else logging.INFO
-            self._since, self._said_at = now if self._since is None else self._since, now
-            trouble = trouble or "connected, and no answer yet"
-            away_s = now - self._since
-            log.log(level, "syncer %s is lost for %.0f s: %s; it is dialled on", self._address, away_s, trouble)
+            trouble, self._said_at = trouble or "connected, and no answer yet", now
+            if self._since is None:
+                self._since = now
+                log.warning("syncer %s is lost: %s; it is dialled on", self._address, trouble)
+            else:
+                away_s = now - self._since
+                log.info("syncer %s is lost for %.0f s: %s; it is dialled on", self._address, away_s, trouble)
 
 
 class NodeLoop:

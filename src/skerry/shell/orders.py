@@ -16,7 +16,7 @@ import msgspec
 
 from skerry.core.messages import Order, Outcome, PauseRun
 from skerry.core.state import RunState
-from skerry.errors import NoAnswer, Refusal, StoreInUse, one_line
+from skerry.errors import NoAnswer, Refusal, StoreInUse, Unanswered, one_line
 from skerry.node import telemetry
 from skerry.run.holding import HELD_S, LOOK_S, busy
 from skerry.run.last_words import STATUS, open_to_write, state_in
@@ -91,11 +91,11 @@ def _give_to_syncer(root: Path, status: dict[str, Any], order: Order) -> Outcome
     except NoAnswer as error:
         syncer, _ = holders_of(root)
         if syncer is not None and syncer.pid == status["pid"]:
-            raise NoAnswer(
+            raise Unanswered(
                 f"{root}: process {syncer.pid} serves it and did not answer, it may be stopped or short of time; the "
                 f"order may be in force later or not: see skerry status {root} ({error})"
             ) from None
-        raise NoAnswer(_ended_before(root, str(error))) from None
+        raise Unanswered(_ended_before(root, str(error))) from None
 
 
 def _ended_before(root: Path, why: str) -> str:
