@@ -192,6 +192,14 @@ def test_a_backup_that_says_it_left_checkpoints_out_is_not_restored(root, tmp_pa
     assert not list(tmp_path.glob("again*"))
 
 
+def test_what_a_backup_says_it_left_out_reaches_no_terminal_unless_it_is_a_files_name(root, tmp_path):
+    back_up(root, tmp_path / "backups", 1.0)
+    path = tmp_path / "backups" / "backup-1.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"left_out": ["record/\x1b[2J"]}))
+    with pytest.raises(Refusal, match=r"leaves out 'record/\\x1b\[2J', which no backup has"):
+        restore(tmp_path / "backups", tmp_path / "again")
+
+
 def without(folder, name):
     """As if the first backup had been written without this file."""
     about = json.loads((folder / "backup-1.json").read_bytes())
@@ -248,6 +256,15 @@ def test_a_recorded_contribution_that_is_lost_is_left_out_and_said_and_replay_na
     assert back_up(again, tmp_path / "backups", 2.0).backup.left_out == (f"record/{lost.name}",)
 
 
+def test_a_run_that_is_served_is_backed_up_without_a_lost_contribution(pair, tmp_path):
+    lost = recorded_in(pair.root)[:2]
+    rot(lost[0])
+    lost[1].unlink()
+    made = back_up(pair.root, tmp_path / "backups", 1.0)
+    assert sorted(made.backup.left_out) == [f"record/{path.name}" for path in lost]
+    restore(tmp_path / "backups", tmp_path / "again")
+
+
 def test_of_many_lost_contributions_a_few_are_named_and_all_are_counted(root, tmp_path, capsys):
     lost = recorded_in(root)
     for path in lost:
@@ -276,7 +293,7 @@ def test_contributions_that_are_pruned_meanwhile_are_not_taken_for_lost(root, tm
     def late(path):
         if "/record/" in str(path) and not pruned:
             with Store.open(root) as store:
-                state = state_of(store.records)
+                state, store.tape.prune = state_of(store.records), lambda first: 0  # the tape goes a moment later
                 pruned.append(carry_out(store, state, choose(store, state, 1e9, days=0.0)))
         return lexists(path)
 

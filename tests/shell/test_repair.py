@@ -31,6 +31,7 @@ from skerry.run.backup import back_up
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile
 from skerry.run.keys import Keys
+from skerry.run.prune import carry_out, choose
 from skerry.run.repair import damaged, explain, reach, take_copy
 from skerry.run.replay import replay
 from skerry.run.restore import restore
@@ -738,15 +739,15 @@ def checkpoints_kept(run_dir, p):
     return [version.checkpoints[p] for version in state_in(run_dir).kept]
 
 
-@pytest.fixture(params=["paused", "closed"])
+@pytest.fixture(params=["killed", "paused", "closed"])
 def ended(tmp_path, request):
-    """A run of many versions that was stopped, or that is over: its newest versions all have a checkpoint."""
+    """A run of many versions that nobody serves; but for a killed one all the newest have a checkpoint."""
     is_closed = request.param == "closed"
     config = config_of(steps=60 if is_closed else 600, store={"checkpoint_every": 3}, **STATEFUL)
     with Pair(tmp_path / "run", config) as pair:
         pair.join("a")
         pair.until(lambda: pair.syncer.finished if is_closed else min(pair.versions) >= 10)
-        if not is_closed:
+        if request.param == "paused":
             pair.syncer.handle(Interrupted(), pair.now)
             pair.syncer.look(pair.now)
         pair.store.close()
@@ -780,7 +781,7 @@ def is_made_whole(pair, p, caplog):
 def test_a_rotten_entry_that_the_newest_version_does_not_need_is_left_behind(ended, caplog):
     at = state_in(ended.root).fragments[1]
     rotten = next(redo for redo in at.redo if redo.version > at.checkpoints[-2].version)
-    assert rotten.version <= at.checkpoints[-1].version == at.version
+    assert rotten.version <= at.checkpoints[-1].version <= at.version
     rot_entries(ended.root, [rotten])
     entry = Place(*rotten.entry)
     where = f"{ended.root}/journal/{entry.file:06d}.log at byte {entry.offset}: {entry.size} bytes are not what was"
@@ -805,6 +806,20 @@ def test_a_run_that_was_paused_goes_on_after_a_rotten_entry_was_left_behind(pair
     a, versions_before = pair.loops["a"], pair.versions
     pair.until(lambda: min(pair.versions) > max(versions_before) and pair.is_current(a))
     assert a.machine.discards == [] and is_in_order(pair.root)
+
+
+def test_a_rotten_kept_version_that_nothing_gives_again_is_let_go_of_and_the_run_is_backed_up(long, tmp_path):
+    if is_recorded(long):
+        return  # it is had from them
+    state = state_in(long.root)
+    held = {c.file for at in state.fragments for c in at.checkpoints}
+    flip(next(long.root / "files" / c.file for c in state.kept[0].checkpoints if c.file not in held))
+    assert repair(long)
+    with pytest.raises(FileDamaged, match="differs from what was written: a backup has to be whole"):
+        back_up(long.root, tmp_path / "backups", 1.0)
+    with Store.open(long.root) as store:
+        carry_out(store, state, choose(store, state, 1e9, kept=len(state.kept) - 1))
+    back_up(long.root, tmp_path / "backups", 2.0)
 
 
 def test_lost_contributions_are_named_with_what_that_costs_and_the_run_goes_on(long, caplog):

@@ -180,6 +180,8 @@ def _backup(path: Path, number: int) -> Backup:
     for name, part in backup.parts.items():
         if not NAMES.fullmatch(name) or not _DIGEST.fullmatch(part.digest) or part.size < 0:
             raise StoreError(f"{path}: names {name!r:.80}, which no backup has: take another backup")
+    if strange := [name for name in backup.left_out if not NAMES.fullmatch(name)]:
+        raise StoreError(f"{path}: leaves out {strange[0]!r:.80}, which no backup has: take another backup")
     if backup.number != number:
         raise StoreError(f"{path}: is of backup {backup.number}: take another backup")
     return backup

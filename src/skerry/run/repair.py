@@ -3,9 +3,10 @@
 A file that can be had again is written anew, with the same contents under the same name, and nobody need hear of it. A
 fragment whose newest version cannot be had from checkpoints and journal has three ways out: exactly, from an earlier
 version and the recorded contributions; the published values from a learner that holds them, without velocity and
-residual; or a new version with the values of the newest that can be had. Rules that hold here: values are believed
-only if they have the digest on the tape; versions never go back; damage to what the run does not need to go on is
-said, and stops nothing. What a function returns is a fact to commit; its file is put already.
+residual; or a new version with the values of the newest that can be had. Rules that hold here: values are believed only
+if they have the digest on the tape; versions never go back; damage to what the run does not need to go on is said, and
+stops nothing; where it would stop every backup, it is left behind. What a function returns is a fact to commit; its
+file is put already.
 """
 
 from __future__ import annotations
