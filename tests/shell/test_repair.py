@@ -798,6 +798,14 @@ def test_a_rotten_checkpoint_that_nothing_leads_to_is_left_behind(ended, caplog)
     assert is_made_whole(ended, 2, caplog)
 
 
+def test_what_was_left_behind_is_recomputed_from_the_record(long):
+    at = state_in(long.root).fragments[0]
+    rot_entries(long.root, [redo for redo in at.redo if redo.version > at.checkpoints[-2].version][:1])
+    assert repair(long) and [fact.fragment for fact in restored_in(long.root)] == [0]
+    with Store.open(long.root, readonly=True) as store:
+        assert replay(store).agrees
+
+
 def test_a_run_that_was_paused_goes_on_after_a_rotten_entry_was_left_behind(pair):
     at = state_in(pair.root).fragments[0]
     rot_entries(pair.root, at.redo[:1])
