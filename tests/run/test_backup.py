@@ -192,6 +192,14 @@ def test_a_backup_that_says_it_left_checkpoints_out_is_not_restored(root, tmp_pa
     assert not list(tmp_path.glob("again*"))
 
 
+def test_what_a_backup_says_it_left_out_reaches_no_terminal_unless_it_is_a_files_name(root, tmp_path):
+    back_up(root, tmp_path / "backups", 1.0)
+    path = tmp_path / "backups" / "backup-1.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"left_out": ["record/\x1b[2J"]}))
+    with pytest.raises(Refusal, match=r"leaves out 'record/\\x1b\[2J', which no backup has"):
+        restore(tmp_path / "backups", tmp_path / "again")
+
+
 def without(folder, name):
     """As if the first backup had been written without this file."""
     about = json.loads((folder / "backup-1.json").read_bytes())
@@ -206,6 +214,94 @@ def test_a_backup_without_a_recorded_contribution_is_not_restored(root, tmp_path
     with pytest.raises(FileMissing, match=f"{name} is missing: take another backup"):
         restore(tmp_path / "backups", tmp_path / "again")
     assert not list(tmp_path.glob("again*"))
+
+
+def recorded_in(root):
+    return sorted((root / "record").iterdir())
+
+
+def rot(path):
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def put_a_folder_in_place(path):
+    path.unlink()
+    path.mkdir()
+
+
+def put_a_link_in_place(path):
+    path.rename(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+
+
+@pytest.mark.parametrize("spoil", [rot, os.unlink, put_a_folder_in_place, put_a_link_in_place])
+def test_a_recorded_contribution_that_is_lost_is_left_out_and_said_and_replay_names_it(root, tmp_path, capsys, spoil):
+    """Nobody can give it again, and the run does without."""
+    lost = recorded_in(root)[3]
+    spoil(lost)
+    code, out, err = called(capsys, "backup", root, tmp_path / "backups")
+    assert code == 0 and "is whole but for what is named above" in out
+    cost = "was damaged or missing, and is left out; the run can do without, a replay that comes to it stops"
+    assert err == f"{lost}: {cost}\n"
+    again = tmp_path / "again"
+    code, out, err = called(capsys, "restore", tmp_path / "backups", again)
+    assert (
+        code == 0
+        and "it is whole but for what is named above" in out
+        and err == f"{again}/record/{lost.name}: {cost}\n"
+    )
+    assert state_in(again) == state_in(root)
+    with pytest.raises(FileDamaged, match=f"record [0-9]+ at byte [0-9]+: {again}/record/{lost.name} is missing"):
+        replayed(again)
+    assert back_up(again, tmp_path / "backups", 2.0).backup.left_out == (f"record/{lost.name}",)
+
+
+def test_a_run_that_is_served_is_backed_up_without_a_lost_contribution(pair, tmp_path):
+    lost = recorded_in(pair.root)[:2]
+    rot(lost[0])
+    lost[1].unlink()
+    made = back_up(pair.root, tmp_path / "backups", 1.0)
+    assert sorted(made.backup.left_out) == [f"record/{path.name}" for path in lost]
+    restore(tmp_path / "backups", tmp_path / "again")
+
+
+def test_of_many_lost_contributions_a_few_are_named_and_all_are_counted(root, tmp_path, capsys):
+    lost = recorded_in(root)
+    for path in lost:
+        path.unlink()
+    code, _, err = called(capsys, "backup", root, tmp_path / "backups")
+    lines = err.splitlines()
+    assert (
+        code == 0 and len(lines) == 11 and lines[-1] == f"{root}: {len(lost) - 10} more are left out; --json names all"
+    )
+    code, out, _ = called(capsys, "restore", tmp_path / "backups", tmp_path / "again", "--json")
+    assert code == 0 and json.loads(out)["left_out"] == [f"record/{path.name}" for path in lost]
+
+
+def test_a_lost_contribution_that_an_earlier_backup_has_is_in_the_next_too(root, tmp_path):
+    back_up(root, tmp_path / "backups", 1.0)
+    rot(recorded_in(root)[0])
+    recorded_in(root)[1].unlink()
+    assert not back_up(root, tmp_path / "backups", 2.0).backup.left_out
+    restore(tmp_path / "backups", tmp_path / "again")
+    assert replayed(tmp_path / "again").identical
+
+
+def test_contributions_that_are_pruned_meanwhile_are_not_taken_for_lost(root, tmp_path, monkeypatch):
+    lexists, pruned = os.path.lexists, []
+
+    def late(path):
+        if "/record/" in str(path) and not pruned:
+            with Store.open(root) as store:
+                state, store.tape.prune = state_of(store.records), lambda first: 0  # the tape goes a moment later
+                pruned.append(carry_out(store, state, choose(store, state, 1e9, days=0.0)))
+        return lexists(path)
+
+    monkeypatch.setattr(os.path, "lexists", late)
+    made = back_up(root, tmp_path / "backups", 1.0)
+    assert pruned and not made.backup.left_out
+    restore(tmp_path / "backups", tmp_path / "again")
+    assert replayed(tmp_path / "again").agrees and state_in(tmp_path / "again").first_segment > 1
 
 
 def test_a_backup_without_what_is_not_trained_is_not_restored(tmp_path):

@@ -1,11 +1,13 @@
 """A run whose newest versions cannot be had: refused, then made whole, and it goes on; real files and processes."""
 
 import itertools
+import logging
 import shutil
 import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,7 +19,7 @@ from node.pair import NumpyParameters, Pair, config_of
 from skerry.algo.fragments import Tensor, decode_layout, encode_layout, layout_of
 from skerry.core.audit import Audit
 from skerry.core.events import Interrupted
-from skerry.core.facts import EpochStarted, LifeStarted, Restored, SteppedBack
+from skerry.core.facts import Committed, EpochStarted, LifeStarted, Restored, SteppedBack
 from skerry.core.messages import PROTOCOL, FragmentPosition, Hello, Lend, Lent, Report
 from skerry.core.state import state_of
 from skerry.errors import FileDamaged, NoAnswer
@@ -25,11 +27,14 @@ from skerry.node import versions
 from skerry.node.algebra import FLOAT32
 from skerry.node.training import ByHand
 from skerry.run import summary
+from skerry.run.backup import back_up
 from skerry.run.facts import fragments_of
 from skerry.run.genesis import GENESIS, GenesisFile
 from skerry.run.keys import Keys
+from skerry.run.prune import carry_out, choose
 from skerry.run.repair import damaged, explain, reach, take_copy
 from skerry.run.replay import replay
+from skerry.run.restore import restore
 from skerry.run.tally import tally
 from skerry.shell.identity import tls_of
 from skerry.shell.learner import LearnerShell
@@ -732,6 +737,120 @@ def test_two_rotten_checkpoints_are_had_from_recorded_contributions_or_named_wit
 
 def checkpoints_kept(run_dir, p):
     return [version.checkpoints[p] for version in state_in(run_dir).kept]
+
+
+@pytest.fixture(params=["killed", "paused", "closed"])
+def ended(tmp_path, request):
+    """A run of many versions that nobody serves; but for a killed one all the newest have a checkpoint."""
+    is_closed = request.param == "closed"
+    config = config_of(steps=60 if is_closed else 600, store={"checkpoint_every": 3}, **STATEFUL)
+    with Pair(tmp_path / "run", config) as pair:
+        pair.join("a")
+        pair.until(lambda: pair.syncer.finished if is_closed else min(pair.versions) >= 10)
+        if request.param == "paused":
+            pair.syncer.handle(Interrupted(), pair.now)
+            pair.syncer.look(pair.now)
+        pair.store.close()
+        assert state_in(pair.root).phase == ("closed" if is_closed else "training")
+        yield pair
+
+
+def is_made_whole(pair, p, caplog):
+    """A backup is refused until the run has been repaired, which costs no value and happens once."""
+    caplog.set_level(logging.INFO)
+    before, values = state_in(pair.root), values_in(pair.root)
+    with pytest.raises(FileDamaged, match=rf"^{pair.root}/.*skerry syncer --run {pair.root} --repair$"):
+        back_up(pair.root, pair.root.parent / "backups", 1.0)
+    assert repair(pair)
+    after, at = state_in(pair.root), before.fragments[p]
+    assert f"fragment {p} version {at.version}: what is damaged before it is needed no more" in caplog.text
+    assert [c.version for c in after.fragments[p].checkpoints] == [at.version] and not after.fragments[p].redo
+    assert [(f.version, f.digest, f.state) for f in after.fragments] == [
+        (f.version, f.digest, f.state) for f in before.fragments
+    ]
+    back_up(pair.root, pair.root.parent / "backups", 2.0)
+    restore(pair.root.parent / "backups", pair.root.parent / "again")
+    again = values_in(pair.root.parent / "again")
+    assert all(np.array_equal(a, b) for old, new in zip(values, again, strict=True)
+               for a, b in zip(old, new, strict=True))  # fmt: skip
+    facts = facts_of(pair.root)
+    assert repair(pair) and facts_of(pair.root) == facts and is_in_order(pair.root)
+    return True
+
+
+def test_a_rotten_entry_that_the_newest_version_does_not_need_is_left_behind(ended, caplog):
+    at = state_in(ended.root).fragments[1]
+    rotten = next(redo for redo in at.redo if redo.version > at.checkpoints[-2].version)
+    assert rotten.version <= at.checkpoints[-1].version <= at.version
+    rot_entries(ended.root, [rotten])
+    entry = Place(*rotten.entry)
+    where = f"{ended.root}/journal/{entry.file:06d}.log at byte {entry.offset}: {entry.size} bytes are not what was"
+    with pytest.raises(FileDamaged, match=where):
+        back_up(ended.root, ended.root.parent / "backups", 1.0)
+    assert is_made_whole(ended, 1, caplog)
+
+
+def test_a_rotten_checkpoint_that_nothing_leads_to_is_left_behind(ended, caplog):
+    first = state_in(ended.root).fragments[2].checkpoints[0]
+    merged = [fact for fact in facts_of(ended.root) if isinstance(fact, Committed) and fact.decision.fragment == 2]
+    rot_entries(ended.root, [fact.result for fact in merged if fact.decision.version == first.version])
+    flip(ended.root / "files" / first.file)
+    assert is_made_whole(ended, 2, caplog)
+
+
+def test_what_was_left_behind_is_recomputed_from_the_record(long):
+    at = state_in(long.root).fragments[0]
+    rot_entries(long.root, [redo for redo in at.redo if redo.version > at.checkpoints[-2].version][:1])
+    assert repair(long) and [fact.fragment for fact in restored_in(long.root)] == [0]
+    with Store.open(long.root, readonly=True) as store:
+        assert replay(store).agrees
+
+
+def test_a_run_that_was_paused_goes_on_after_a_rotten_entry_was_left_behind(pair):
+    at = state_in(pair.root).fragments[0]
+    rot_entries(pair.root, at.redo[:1])
+    assert repair(pair)
+    pair.restart()
+    a, versions_before = pair.loops["a"], pair.versions
+    pair.until(lambda: min(pair.versions) > max(versions_before) and pair.is_current(a))
+    assert a.machine.discards == [] and is_in_order(pair.root)
+
+
+def test_a_rotten_kept_version_that_nothing_gives_again_is_let_go_of_and_the_run_is_backed_up(long, tmp_path):
+    if is_recorded(long):
+        return  # it is had from them
+    state = state_in(long.root)
+    held = {c.file for at in state.fragments for c in at.checkpoints}
+    flip(next(long.root / "files" / c.file for c in state.kept[0].checkpoints if c.file not in held))
+    assert repair(long)
+    with pytest.raises(FileDamaged, match="differs from what was written: a backup has to be whole"):
+        back_up(long.root, tmp_path / "backups", 1.0)
+    with Store.open(long.root) as store:
+        carry_out(store, state, choose(store, state, 1e9, kept=len(state.kept) - 1))
+    back_up(long.root, tmp_path / "backups", 2.0)
+
+
+def test_lost_contributions_are_named_with_what_that_costs_and_the_run_goes_on(long, caplog):
+    caplog.set_level(logging.INFO)
+    if not is_recorded(long):
+        assert not list((long.root / "record").iterdir())
+        return
+    merges = [fact for fact in facts_of(long.root) if isinstance(fact, Committed)]
+    for fact, spoil in zip(merges[4:7], (flip, Path.unlink, folder_in_place), strict=True):
+        spoil(long.root / "record" / fact.result.payloads)
+    facts = facts_of(long.root)
+    assert repair(long) and facts_of(long.root) == facts
+    lines = [line for line in caplog.messages if line.startswith("repair: ")]
+    for line, fact, why in zip(lines[:3], merges[4:7], ("differs from", "is missing", "cannot be read"), strict=True):
+        where = f"fragment {fact.decision.fragment} version {fact.decision.version}"
+        assert line.startswith(f"repair: record, {where}: {long.root}/record/{fact.result.payloads} {why}")
+        assert line.endswith("nobody else has it; the run goes on without it, a replay that comes to it stops")
+    assert lines[3:] == ["repair: the newest version of every fragment can be had; what is damaged is named above"]
+    for fact in merges[7:27]:
+        (long.root / "record" / fact.result.payloads).unlink()
+    caplog.clear()
+    assert repair(long)
+    assert caplog.text.count("repair: record, ") == 10 and "so are 13 more of the recorded contributions" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from skerry import cli
 from skerry.cli import live
 from skerry.errors import Refusal
 from skerry.run.backup import Made, back_up
+from skerry.run.backups import lost_lines
 from skerry.text import Kind, count, size
 
 KEEP = Kind(count, 1, 10**6)
@@ -63,12 +64,13 @@ def _record(made: Made, root: Path, folder: Path) -> dict[str, Any]:
 def _show(record: dict[str, Any]) -> None:
     for line in record["damaged"]:
         print(f"{line}; while it lies there no file of the folder is removed", file=sys.stderr)
-    for name in record["left_out"]:
-        print(f"{record['run_dir']}/{name}: is damaged and left out; the run can do without", file=sys.stderr)
+    for line in lost_lines(record["run_dir"], record["left_out"]):
+        print(line, file=sys.stderr)
+    whole = "whole but for what is named above" if record["left_out"] else "whole"
     copied = f"{size(record['copied_bytes'])} copied, {size(record['bytes'])} in all"
     print(
         f"{record['folder']}: backup {record['backup']} of {record['run_dir']} after {record['merges']} merges is "
-        f"whole: {copied}, {'with' if record['has_keys'] else 'without'} keys"
+        f"{whole}: {copied}, {'with' if record['has_keys'] else 'without'} keys"
     )
     if record["removed"]:
         print(f"removed: backup {', '.join(map(str, record['removed']))}")

@@ -18,7 +18,7 @@ from skerry.cli import live
 from skerry.cli.going_on import command_for
 from skerry.errors import Refusal
 from skerry.run import backups
-from skerry.run.backups import Backup
+from skerry.run.backups import Backup, lost_lines
 from skerry.run.restore import restore
 from skerry.text import lasting, size
 
@@ -63,7 +63,8 @@ def _about(backup: Backup) -> dict[str, Any]:
 
 
 def _record(backup: Backup, root: Path) -> dict[str, Any]:
-    return _about(backup) | {"run_dir": str(root), "epoch": backup.epoch, "go_on": command_for(root)}
+    about = {"run_dir": str(root), "epoch": backup.epoch, "go_on": command_for(root)}
+    return _about(backup) | about | {"left_out": list(backup.left_out)}
 
 
 def _show_list(record: dict[str, Any]) -> None:
@@ -85,7 +86,10 @@ def _when(at: float) -> str:
 
 def _show(record: dict[str, Any]) -> None:
     root = shlex.quote(record["run_dir"])
-    print(f"{record['run_dir']}: is backup {record['backup']}, after {record['merges']} merges; it is whole")
+    for line in lost_lines(record["run_dir"], record["left_out"]):
+        print(line, file=sys.stderr)
+    whole = "it is whole but for what is named above" if record["left_out"] else "it is whole"
+    print(f"{record['run_dir']}: is backup {record['backup']}, after {record['merges']} merges; {whole}")
     if record["phase"] == "closed":
         print(f"the run is closed; its model: skerry export {root}")
         return

@@ -28,7 +28,7 @@ from skerry.errors import FileDamaged, FileMissing, Refusal
 from skerry.run import backups
 from skerry.run.backups import MARK, POOL, Backup, Mark, Part, Show
 from skerry.run.evaluations import EVALUATIONS
-from skerry.run.facts import facts_of, first_segment, read_run
+from skerry.run.facts import begins_later, facts_of, first_segment, read_run
 from skerry.run.genesis import FIXED
 from skerry.run.keys import Keys
 from skerry.run.last_words import Words, check_whole, last_words, open_to_read, state_in
@@ -120,7 +120,7 @@ def _made(root: Path, folder: Path, now: float, keep: int, with_keys: bool, show
         if still := backups.damage(backup, places := _places(folder, backup), show):
             raise FileDamaged(f"{min(still.values())}, though it was just copied: check the disk of {folder}")
     sync_folder(folder / POOL)
-    backups.check(folder / f"backup {number}", backup, places)
+    _check(root, backup, places)
     backups.put(backups.file_of(folder, number), backup)
     stale = [*there, backup][:-keep]
     for each in stale:
@@ -128,6 +128,14 @@ def _made(root: Path, folder: Path, now: float, keep: int, with_keys: bool, show
     sync_folder(folder)
     _sweep(folder, [each for each in [*there, backup] if each not in stale], damaged)
     return Made(backup, count.bytes, count.files, tuple(each.number for each in stale), tuple(damaged))
+
+
+def _check(root: Path, backup: Backup, places: dict[str, Path]) -> None:
+    """The bytes are those that the run has: what is wrong with them is named where it lies there."""
+    try:
+        backups.check(root, backup, places)
+    except FileDamaged as error:
+        raise FileDamaged(f"{error}, or {_repair(root)}") from None
 
 
 def _places(folder: Path, backup: Backup) -> dict[str, Path]:
@@ -164,14 +172,16 @@ def _copied(
     with contextlib.ExitStack() as stack:
         left_out, parts = list[str](), dict[str, Part]()
         held = _collected(store, state, folder, stack, left_out)
-        sources = [_known(each) for each in (*held, *_kept(store, state))]
+        recorded = list(_recorded(store, state, folder, left_out))
+        sources = [_known(each) for each in (*held, *recorded, *_kept(store, state))]
         keys = Keys(store.root).files() if with_keys else {}
         missing = sum(each.size for each in sources if not _has(folder, each.digest))
         backups.check_room(folder, missing, f"a backup of {store.root}")
         count.total = count.bytes + missing
         buffers = {f"{FILES}/{given.file}" for given in state.buffers.values()}
+        dispensable = buffers | {source.name for source in recorded}
         for source in sources:
-            part = _into_pool(store, source, folder, count, is_needed=source.name not in buffers)
+            part = _into_pool(store, source, folder, count, is_needed=source.name not in dispensable)
             if part is None:
                 left_out.append(source.name)
             else:
@@ -218,6 +228,27 @@ def _collected(
         yield _held(store, name, count, "", stack)
 
 
+def _recorded(store: Store, state: RunState, folder: Path, left_out: list[str]) -> Iterator[_Source]:
+    """Contributions, which replay reads and nothing that the run needs: where they are lost, they are left out.
+
+    Not where a prune has just removed them: the tape says so by then, and is read again.
+    """
+    if configs.decode(state.created.config).store.record != "full":
+        return
+    lost = list[str]()
+    for file in sorted({fact.result.payloads for _, fact in facts_of(store) if isinstance(fact, Committed)} - {""}):
+        name = backups.record_name(file)
+        if _has(folder, file):
+            yield _Source(name, (folder / POOL / file).stat().st_size, file, _nowhere)
+        elif os.path.lexists(store.root / name):
+            yield _source(store, name, None, file)
+        else:
+            lost.append(name)
+    if lost and begins_later(store):
+        raise FileMissing(f"{store.root}/{lost[0]} is missing: it was pruned while it was copied: begin again")
+    left_out += lost
+
+
 def _held(store: Store, name: str, count: int | None, digest: str, stack: contextlib.ExitStack) -> _Source:
     try:
         file = stack.enter_context(opened(store.root / name))
@@ -237,9 +268,6 @@ def _kept(store: Store, state: RunState) -> Iterator[_Source]:
     held = {c.file for at in state.fragments for c in at.checkpoints}
     for file in sorted(kept - held):
         yield _source(store, f"{FILES}/{file}", None, file)
-    if configs.decode(state.created.config).store.record == "full":
-        for file in sorted({fact.result.payloads for _, fact in facts_of(store) if isinstance(fact, Committed)} - {""}):
-            yield _source(store, backups.record_name(file), None, file)
     if state.created.fixed:
         yield _source(store, FIXED, None, state.created.fixed)
     for name in BESIDE:
@@ -289,6 +317,8 @@ def _into_pool(store: Store, source: _Source, folder: Path, count: _Count, is_ne
     part, where = Part(source.digest, source.size), store.root / source.name
     if _has(folder, source.digest):
         return part
+    if not is_needed and not source.is_held and _is_damaged(store, source.name):
+        return None
     try:
         file = source.open()
     except FileNotFoundError:
@@ -302,6 +332,18 @@ def _into_pool(store: Store, source: _Source, folder: Path, count: _Count, is_ne
     return None
 
 
+def _is_damaged(store: Store, name: str) -> bool:
+    """Read through the store, which tells a file that cannot be read from a machine that cannot read it now."""
+    folder, digest = name.split("/")
+    try:
+        store.get(digest, folder)
+    except FileMissing:  # it was there: removed since, by who has said so on the tape
+        raise
+    except FileDamaged:
+        return True
+    return False
+
+
 def _small(folder: Path, data: bytes, count: _Count) -> Part:
     part = Part(hashlib.sha256(data).hexdigest(), len(data))
     if not _has(folder, part.digest):
@@ -311,4 +353,8 @@ def _small(folder: Path, data: bytes, count: _Count) -> Part:
 
 
 def _mend(root: Path) -> str:
-    return f"a backup has to be whole: stop the run and try skerry syncer --run {root} --repair"
+    return f"a backup has to be whole: {_repair(root)}"
+
+
+def _repair(root: Path) -> str:
+    return f"stop the run and try skerry syncer --run {root} --repair"

@@ -49,6 +49,7 @@ SHA256 = 64 * "0"  # a digest of this kind
 PIECE_BYTES = 1 << 24  # that are in memory at once
 MARGIN_BYTES = 16 << 20  # for names, folders and the small files, on top of what is copied
 JSON_BYTES_MAX = 256 << 20
+LINES_MAX = 10  # about what was left out
 NAMES = re.compile(
     r"tape/[0-9]{6,}\.seg|journal/[0-9]{6,}\.log|files/[0-9a-f]{32}|record/[0-9a-f]{64}"
     r"|fixed\.safetensors|local\.json|evaluations\.jsonl|keys/(ca\.pem|syncer\.pem|issued\.json)"
@@ -81,7 +82,7 @@ class Backup(msgspec.Struct, frozen=True):
     progress: float
     merges: int
     parts: dict[str, Part]  # by name in the run's directory
-    left_out: tuple[str, ...] = ()  # learners' buffers that are lost or damaged there
+    left_out: tuple[str, ...] = ()  # learners' buffers and recorded contributions that are lost or damaged there
 
     @property
     def bytes(self) -> int:
@@ -90,6 +91,18 @@ class Backup(msgspec.Struct, frozen=True):
     @property
     def has_keys(self) -> bool:
         return any(name.startswith("keys/") for name in self.parts)
+
+
+def lost_lines(root: str, left_out: Sequence[str]) -> list[str]:
+    """What is not in a backup of this run, and what that costs; of many files no more than a few."""
+    lines = [f"{root}/{name}: was damaged or missing, and is left out; {_cost(name)}" for name in left_out[:LINES_MAX]]
+    more = len(left_out) - LINES_MAX
+    return [*lines, f"{root}: {more} more are left out; --json names all"] if more > 0 else lines
+
+
+def _cost(name: str) -> str:
+    is_recorded = name.startswith(f"{RECORD}/")
+    return "the run can do without" + (", a replay that comes to it stops" if is_recorded else "")
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -167,6 +180,8 @@ def _backup(path: Path, number: int) -> Backup:
     for name, part in backup.parts.items():
         if not NAMES.fullmatch(name) or not _DIGEST.fullmatch(part.digest) or part.size < 0:
             raise StoreError(f"{path}: names {name!r:.80}, which no backup has: take another backup")
+    if strange := [name for name in backup.left_out if not NAMES.fullmatch(name)]:
+        raise StoreError(f"{path}: leaves out {strange[0]!r:.80}, which no backup has: take another backup")
     if backup.number != number:
         raise StoreError(f"{path}: is of backup {backup.number}: take another backup")
     return backup
@@ -351,9 +366,10 @@ def check(root: Path, backup: Backup, places: Mapping[str, Path]) -> None:
     """
     with Store.open(root, readonly=True, files=Places(places)) as store:
         state, payloads = _audited(store, backup)
-        buffers = {f"{FILES}/{given.file}" for given in state.buffers.values()}  # which the run can do without
-        wanted = {f"{FILES}/{file}" for file in state.files} - (buffers & set(backup.left_out))
-        wanted |= {record_name(file) for file in payloads} | ({FIXED} if state.created.fixed else set())
+        recorded = {record_name(file) for file in payloads}
+        wanted = {f"{FILES}/{file}" for file in state.files} | recorded | ({FIXED} if state.created.fixed else set())
+        dispensable = recorded | {f"{FILES}/{given.file}" for given in state.buffers.values()}
+        wanted -= dispensable & set(backup.left_out)
         if missing := sorted(wanted - places.keys()):
             raise FileMissing(f"{root}: {missing[0]} is missing: take another backup")
         for at in state.fragments:

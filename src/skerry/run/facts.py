@@ -45,7 +45,7 @@ def read_run(root: Path, read: Callable[[Store], Made]) -> Made:
                 if reading == READINGS_MAX or not _has_gone_on(store):
                     raise
             except TapeDamaged:
-                if reading == READINGS_MAX or not _begins_later(store):
+                if reading == READINGS_MAX or not begins_later(store):
                     raise
     raise AssertionError("the last reading has returned or raised")
 
@@ -55,7 +55,8 @@ def _has_gone_on(store: Store) -> bool:
         return now.tape.head != store.tape.head
 
 
-def _begins_later(store: Store) -> bool:
+def begins_later(store: Store) -> bool:
+    """Whether its tape was pruned since it was opened."""
     with Store.open(store.root, readonly=True) as now:
         return first_segment(now) > first_segment(store)
 

@@ -3,9 +3,10 @@
 A file that can be had again is written anew, with the same contents under the same name, and nobody need hear of it. A
 fragment whose newest version cannot be had from checkpoints and journal has three ways out: exactly, from an earlier
 version and the recorded contributions; the published values from a learner that holds them, without velocity and
-residual; or a new version with the values of the newest that can be had. Rules that hold here: values are believed
-only if they have the digest on the tape; versions never go back; damage to what the run does not need to go on is
-said, and stops nothing. What a function returns is a fact to commit; its file is put already.
+residual; or a new version with the values of the newest that can be had. Rules that hold here: values are believed only
+if they have the digest on the tape; versions never go back; damage to what the run does not need to go on is said, and
+stops nothing; where it would stop every backup, it is left behind. What a function returns is a fact to commit; its
+file is put already.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,13 +32,16 @@ from skerry.run.genesis import FIXED, GENESIS, open_genesis
 from skerry.run.outputs import ways_out as fixed_ways_out
 from skerry.run.replay import Different, held_of
 from skerry.store.journal import Place
-from skerry.store.store import Store
+from skerry.store.store import RECORD, Store
+
+CHECKPOINT = "checkpoint"  # a file that is neither the start's nor a kept version's
+SAID_MAX = 10  # lines about lost contributions: all of them may be
 
 log = logging.getLogger("skerry.syncer")
 
 
 class Damage(NamedTuple):
-    """A fragment whose newest version cannot be had, and why."""
+    """A fragment of which something is lost: its newest version cannot be had, or what it does not need; and why."""
 
     fragment: Fragment
     at: FragmentState
@@ -96,25 +100,79 @@ def _kept_whole(store: Store, state: RunState, fragment: Fragment) -> int | None
 # ---------------------------------------------------------------------------------------------- files, as they were
 
 
-def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> int:
-    """Look at every file that the run keeps, write those anew that can be had again, and name the others; how many.
+class Found(NamedTuple):
+    """How much was damaged, and of which fragments the way to the newest version that is left to be mended."""
+
+    damaged: int
+    broken: list[Damage]
+
+
+def mend_files(store: Store, state: RunState, genesis: Path | None = None) -> Found:
+    """Look at every file that the run keeps, write those anew that can be had again, and name the others.
 
     `genesis` is a file that may have the run's first values.
     """
-    count = _look_at_tape(store) + _look_at_fixed(store, state, genesis) + _look_at_buffers(store, state)
+    count = _look_at_tape(store) + _look_at_fixed(store, state, genesis)
+    count += _look_at_buffers(store, state) + _look_at_record(store)
+    broken = list[Damage]()
     for fragment in fragments_of(state.created):
-        for checkpoint in _files(state, fragment):
-            if flaw := _flaw(store, fragment, checkpoint):
-                count += 1
-                if not _mended(store, state, fragment, checkpoint, genesis):
-                    log.warning("repair: %s, fragment %d: %s", _role(state, checkpoint), fragment.index, flaw)
-        for redo in state.fragments[fragment.index].redo:
-            try:
-                store.entry(Place(*redo.entry))
-            except FileDamaged as error:
-                count += 1
-                log.warning("repair: journal, fragment %d version %d: %s", fragment.index, redo.version, error)
+        flaws, left = _look_at_checkpoints(store, state, fragment, genesis)
+        rotten = _look_at_journal(store, state, fragment)
+        count += flaws + len(rotten)
+        if ways := left + rotten:
+            broken.append(Damage(fragment, state.fragments[fragment.index], ways[0]))
+    return Found(count, broken)
+
+
+def _look_at_checkpoints(
+    store: Store, state: RunState, fragment: Fragment, genesis: Path | None
+) -> tuple[int, list[str]]:
+    """How many whole versions are damaged; and what is wrong with those left so that lead to the newest alone."""
+    count, left = 0, list[str]()
+    for checkpoint in _files(state, fragment):
+        if flaw := _flaw(store, fragment, checkpoint):
+            count += 1
+            if not _mended(store, state, fragment, checkpoint, genesis):
+                role = _role(state, checkpoint)
+                log.warning("repair: %s, fragment %d: %s", role, fragment.index, flaw)
+                left += [flaw] if role == CHECKPOINT else []
+    return count, left
+
+
+def _look_at_journal(store: Store, state: RunState, fragment: Fragment) -> list[str]:
+    """What is wrong with its entries."""
+    found = []
+    for redo in state.fragments[fragment.index].redo:
+        try:
+            store.entry(Place(*redo.entry))
+        except FileDamaged as error:
+            found.append(str(error))
+            log.warning("repair: journal, fragment %d version %d: %s", fragment.index, redo.version, error)
+    return found
+
+
+def _look_at_record(store: Store) -> int:
+    """How many recorded contributions are damaged: nobody has them, and nothing but replay and repair reads them."""
+    count, cost = 0, "nobody else has it; the run goes on without it, a replay that comes to it stops"
+    for fact in _recorded(store):
+        try:
+            store.get(fact.result.payloads, RECORD)
+        except FileDamaged as error:
+            count += 1
+            if count <= SAID_MAX:
+                at = fact.decision
+                log.warning("repair: record, fragment %d version %d: %s, %s", at.fragment, at.version, error, cost)
+    if count > SAID_MAX:
+        log.warning("repair: record: so are %d more of the recorded contributions", count - SAID_MAX)
     return count
+
+
+def _recorded(store: Store) -> Iterator[Committed]:
+    """Merges whose contributions were recorded, as far as the tape can be read."""
+    with contextlib.suppress(TapeDamaged):
+        for _, fact in facts_of(store):
+            if isinstance(fact, Committed) and fact.result.payloads:
+                yield fact
 
 
 def _look_at_tape(store: Store) -> int:
@@ -167,9 +225,7 @@ def _sha256(path: Path) -> str:
 def _role(state: RunState, checkpoint: Checkpoint) -> str:
     """What a file is for."""
     kept = [version.number for version in state.kept if checkpoint in version.checkpoints]
-    return (
-        f"kept version {kept[0]}" if kept else "the start" if checkpoint.file in state.created.files else "checkpoint"
-    )
+    return f"kept version {kept[0]}" if kept else "the start" if checkpoint.file in state.created.files else CHECKPOINT
 
 
 def _files(state: RunState, fragment: Fragment) -> list[Checkpoint]:
@@ -344,7 +400,8 @@ def remake(store: Store, state: RunState, damage: Damage) -> Restored | None:
     if FLOAT32.state_digest(reached.values) != damage.at.state:
         log.warning("%s: doing its merges again gives something else", damage)
         return None
-    return _restored(store, damage, reached.values, f"version {reached.base} and the recorded merges since")
+    source = f"version {reached.base} and the recorded merges since"
+    return _restored(store, damage, reached.values, source if reached.base < reached.version else "its whole file")
 
 
 def _restored(store: Store, damage: Damage, values: Values, source: str) -> Restored:

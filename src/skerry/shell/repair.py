@@ -59,8 +59,9 @@ def make_whole(
     found = repair.mend_files(store, state, genesis)
     damage = repair.damaged(store, state)
     lost = ", ".join(map(str, damage))
-    log.info("repair: %s", f"checkpoints and journal do not give {lost}" if damage else _without_damage(found))
+    log.info("repair: %s", f"checkpoints and journal do not give {lost}" if damage else _without_damage(found.damaged))
     left = [d for d in damage if not _remade(store, state, d)]
+    _leave_behind(store, state, found.broken, damage)
     if left and previous:  # all or none: a fragment does not lose work for a run that cannot go on anyway
         _commit(store, [repair.step_back(store, state, d) for d in left])
         return True
@@ -73,6 +74,17 @@ def make_whole(
 
 def _without_damage(found: int) -> str:
     return "the newest version of every fragment can be had; what is damaged is named above" if found else "no damage"
+
+
+def _leave_behind(store: Store, state: RunState, broken: Sequence[Damage], damage: Sequence[Damage]) -> None:
+    """Where the newest version can be had, a whole file of it alone: what is damaged before it is needed no more.
+
+    Else no backup of the run could be whole until the syncer has written two checkpoints, a closed run's never.
+    """
+    lost = {d.fragment.index for d in damage}
+    for d in broken:
+        if d.fragment.index not in lost and _remade(store, state, d):
+            log.info("repair: %s: what is damaged before it is needed no more", d)
 
 
 def _remade(store: Store, state: RunState, damage: Damage) -> bool:
