@@ -362,13 +362,13 @@ with skerry.Learner(model, optimizer) as learner:
 
 
 def test_an_island_of_two_workers_comes_back_when_one_of_them_is_killed(tmp_path):
-    pair = ("pair", 1, ["python", "pair.py"], "workers = 2")
+    pair = ("pair", 1, ["python", "two_ranks_loop.py"], "workers = 2")
     file, run = write_launch(tmp_path, ("a", 1), pair), tmp_path / "run"
-    (tmp_path / "pair.py").write_text(PAIR)
+    (tmp_path / "two_ranks_loop.py").write_text(PAIR)
     with Running(tmp_path, "launch", file, "--run", run, *OFF) as launch:
         until_merging(run, "a-0", "pair-0")
         held = below(pid_of(looked(run)["pair-0"]))
-        workers = [pid for pid in processes_naming("pair.py") if pid in held and pid != held[0]]
+        workers = [pid for pid in processes_naming("two_ranks_loop.py") if pid in held and pid != held[0]]
         assert len(workers) == 2, "torchrun's own command line has it too"
         kill(workers[1])
         until(lambda: looked(run)["pair-0"]["restarts"] == 1, "the island to end and come back")
@@ -377,7 +377,7 @@ def test_an_island_of_two_workers_comes_back_when_one_of_them_is_killed(tmp_path
         until_merging(run, "a-0", "pair-0")
         launch.signal(signal.SIGTERM)
         ended(launch, 130)
-    assert not processes_naming(str(tmp_path)) and not processes_naming("pair.py")
+    assert not processes_naming(str(tmp_path)) and not processes_naming("two_ranks_loop.py")
     check_books(run)
 
 
