@@ -131,10 +131,18 @@ def remove(run: str, name: str) -> None:
 
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(actor_name(run, name)))
-    machine = 0
-    while (actor := actor_of(run, name, machine)) is not None:
-        ray.kill(actor)
-        machine += 1
+    for machine in sorted(_machines_of(run, name), reverse=True):  # the first may be the one that removes them
+        if (actor := actor_of(run, name, machine)) is not None:
+            ray.kill(actor)
+
+
+def _machines_of(run: str, name: str) -> list[int]:
+    """Those that Ray has anything of, also where it has nothing of the first any more."""
+    from ray.util import list_named_actors
+
+    there = {each["name"] for each in list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE}
+    others = (each.removeprefix(f"{actor_name(run, name)}.") for each in there)
+    return [0, *(int(each) for each in others if each.isascii() and each.isdecimal())]
 
 
 # ---------------------------------------------------------------------------------------------- on a machine
