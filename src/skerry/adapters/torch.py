@@ -213,10 +213,10 @@ class TorchParameters:
             left = [name for name in stepped if self._precision.master(name) is None]
             if left:
                 log.warning(
-                    "masters says none of parameter %s%s, and its optimizer has taken a step: if that keeps a float32 "
+                    "masters says none of parameter %s, and its optimizer has taken a step: if that keeps a float32 "
                     "copy, it overwrites what the run changes; look at what masters gives for the parameter",
-                    left[0], f" and {len(left) - 1} more" if left[1:] else "",
-                )  # fmt: skip
+                    _first_of(left),
+                )
 
     def _has_state(self, name: str) -> bool:
         parameter = self._attached.parameter(name)
@@ -352,12 +352,15 @@ def _warn_of_untrained(
     theirs = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     left = [name for name, each in trained.items() if id(each) not in theirs and id(master_of(each)) not in theirs]
     if optimizers and left:
-        more = f" and {len(left) - 1} more" if left[1:] else ""
         log.warning(
-            "no optimizer that is given trains %s%s, which the run shares all the same: freeze what nobody trains, "
+            "no optimizer that is given trains %s, which the run shares all the same: freeze what nobody trains, "
             "with requires_grad_(False), or give every optimizer",
-            left[0], more,
-        )  # fmt: skip
+            _first_of(left),
+        )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if names[1:] else "")
 
 
 def optimizers_of(
